@@ -1,0 +1,65 @@
+"""The idempotency window: which keys were taken lately, and by which bundle.
+
+Bounded by count and by age, pure, no I/O.  A key that is here answers a repeat with the
+first ref; one that has fallen out is new again, which is what the configured window
+says.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from quiver.errors import KeyConflict
+from quiver.format.state import KeyRecord
+
+
+class KeyWindow:
+    """Keys in the order they came; the oldest leave first."""
+
+    def __init__(self, max_count: int, max_age_ns: int) -> None:
+        self._max_count = max_count
+        self._max_age_ns = max_age_ns
+        self._records: OrderedDict[str, KeyRecord] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def find(self, key: str, content_hash: bytes, now_ns: int) -> KeyRecord | None:
+        """The first bundle with this key; refuses the same key with other content."""
+        record = self._records.get(key)
+        if record is None or now_ns - record.ts_ns > self._max_age_ns:
+            return None
+        if record.content_hash != content_hash:
+            raise KeyConflict(
+                f"the idempotency key {key[:80]!r} was used for other content ({record.ref}).",
+                advice="A retry must send the same bytes; a new bundle needs a new key.",
+                ref=tuple(record.ref),
+            )
+        return record
+
+    def add(self, record: KeyRecord) -> None:
+        """Remember a key; called in sequence order."""
+        records = self._records
+        records.pop(record.key, None)
+        records[record.key] = record
+        oldest_ts = record.ts_ns - self._max_age_ns
+        while len(records) > self._max_count or next(iter(records.values())).ts_ns < oldest_ts:
+            records.popitem(last=False)
+
+    def extend(self, records: Iterable[KeyRecord]) -> None:
+        """Remember many, oldest first."""
+        for record in records:
+            self.add(record)
+
+    def forget_from(self, sequence: int) -> None:
+        """Undo the newest: their group was never written."""
+        while self._records:
+            key, record = next(reversed(self._records.items()))
+            if record.sequence < sequence:
+                return
+            del self._records[key]
+
+    def snapshot(self, before: int) -> tuple[KeyRecord, ...]:
+        """All records with a sequence below ``before``, oldest first."""
+        return tuple(r for r in self._records.values() if r.sequence < before)
