@@ -9,11 +9,11 @@ own errors.  Paths are relative to the store's root, with ``/`` between parts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias, Union
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
-Bytes: TypeAlias = Union[bytes, bytearray, memoryview, pa.Buffer]
+Bytes: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 
 
 class RawFile(Protocol):
