@@ -1,0 +1,317 @@
+"""Record batches as Arrow IPC messages: encoded once, then carried as bytes.
+
+A batch becomes messages when it comes in (:func:`encode_batch`), or comes as messages
+(:func:`parse_stream`).  The log stores them as an IPC *stream*, a segment as an IPC *file*;
+both use the same bytes and the same checksums, which is why :class:`EncodedBatch` keeps
+the pieces apart: schema message, dictionary messages, batch message.
+
+What is decoded equals what was encoded.  Nothing is compressed here; what came compressed
+with zstd stays so, lz4 is undone since the Rust crate's reader doesn't know it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+from blake3 import blake3
+
+from quiver.errors import InvalidBundle, LimitExceeded
+from quiver.format import message as msg
+from quiver.format.crc import crc32, crc32_combine
+from quiver.format.fingerprint import has_dictionaries, message_fingerprint
+from quiver.format.flatbuf import FlatbufferError
+
+END_OF_STREAM: Final = msg.END_OF_STREAM
+MAX_DICTIONARIES: Final = 10_000
+MAX_ROWS: Final = 2**32 - 1
+MAX_CACHED_SCHEMAS: Final = 1024
+MAX_CACHED_SCHEMA_BYTES: Final = 64 * 1024
+RECENT_SCHEMAS: Final = 8
+
+_EOS_CRC: Final = crc32(END_OF_STREAM)
+_EOS_SIZE: Final = len(END_OF_STREAM)
+_EMPTY: Final = pa.py_buffer(b"")
+_ARROW_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError)
+
+
+class SchemaMessage:
+    """A schema and its encapsulated IPC message; made once, shared by all its batches."""
+
+    __slots__ = ("crc", "has_dictionaries", "message", "schema", "schema_hash")
+
+    def __init__(self, message: bytes, schema: pa.Schema | None = None) -> None:
+        self.message: Final = message
+        self.schema: Final = pa.ipc.read_schema(pa.py_buffer(message)) if schema is None else schema
+        self.crc: Final = crc32(message)
+        self.schema_hash: Final = message_fingerprint(message)
+        self.has_dictionaries: Final = has_dictionaries(message)
+
+    @staticmethod
+    def of(schema: pa.Schema) -> SchemaMessage:
+        """The one of a schema, from the cache if it was seen before."""
+        return _schemas.of(schema)
+
+    @staticmethod
+    def parse(message: bytes) -> SchemaMessage:
+        """The one of an encapsulated message, from the cache if it was seen before."""
+        return _schemas.parse(message)
+
+
+class _SchemaCache:
+    """Schemas are few and come back with every batch; hostile ones are many: bounded."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, SchemaMessage] = OrderedDict()
+        # Replaced as a whole and never changed, so that it is read without the lock.
+        self._recent: tuple[SchemaMessage, ...] = ()
+
+    def of(self, schema: pa.Schema) -> SchemaMessage:
+        for known in self._recent:
+            if known.schema.equals(schema, check_metadata=True):
+                return known
+        message = schema.serialize().to_pybytes()
+        found = self._find(message)
+        # An extension type may have been registered since the cached one was read.
+        if found is None or not found.schema.equals(schema, check_metadata=True):
+            found = self._keep(SchemaMessage(message, schema))
+        self._recent = (found, *self._recent[: RECENT_SCHEMAS - 1])
+        return found
+
+    def parse(self, message: bytes) -> SchemaMessage:
+        return self._find(message) or self._keep(SchemaMessage(message))
+
+    def _find(self, message: bytes) -> SchemaMessage | None:
+        with self._lock:
+            found = self._known.get(message)
+            if found is not None:
+                self._known.move_to_end(message)
+            return found
+
+    def _keep(self, made: SchemaMessage) -> SchemaMessage:
+        if len(made.message) <= MAX_CACHED_SCHEMA_BYTES:
+            with self._lock:
+                self._known[made.message] = made
+                if len(self._known) > MAX_CACHED_SCHEMAS:
+                    self._known.popitem(last=False)
+        return made
+
+
+_schemas: Final = _SchemaCache()
+
+
+class EncodedBatch:
+    """One record batch as IPC messages. Never changed after it is made."""
+
+    __slots__ = ("_batch_crc", "_crc", "_stream", "batch", "dictionaries", "rows", "schema")
+
+    def __init__(
+        self,
+        schema: SchemaMessage,
+        batch: pa.Buffer,
+        rows: int,
+        dictionaries: pa.Buffer = _EMPTY,
+        stream: pa.Buffer | None = None,
+    ) -> None:
+        self.schema: Final = schema
+        self.dictionaries: Final = dictionaries
+        self.batch: Final = batch
+        self.rows: Final = rows
+        self._stream = stream
+        self._batch_crc: int | None = None
+        self._crc: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory this batch keeps: its schema is shared with others."""
+        size: int = self.dictionaries.size + self.batch.size
+        return size
+
+    @property
+    def payload_len(self) -> int:
+        """Length of the IPC stream."""
+        return len(self.schema.message) + self.nbytes + _EOS_SIZE
+
+    def buffers(self) -> list[bytes | pa.Buffer]:
+        """The IPC stream in pieces, so that it is written without being joined."""
+        if self.dictionaries.size:
+            return [self.schema.message, self.dictionaries, self.batch, END_OF_STREAM]
+        return [self.schema.message, self.batch, END_OF_STREAM]
+
+    @property
+    def batch_crc(self) -> int:
+        """Checksum of the record batch message; taken once, used by log and segment."""
+        if self._batch_crc is None:
+            self._batch_crc = crc32(self.batch)
+        return self._batch_crc
+
+    @property
+    def crc(self) -> int:
+        """Checksum of the IPC stream."""
+        if self._crc is None:
+            crc = self.schema.crc
+            if self.dictionaries.size:
+                crc = crc32(self.dictionaries, crc)
+            crc = crc32_combine(crc, self.batch_crc, self.batch.size)
+            self._crc = crc32_combine(crc, _EOS_CRC, _EOS_SIZE)
+        return self._crc
+
+    def dictionary_digest(self) -> bytes:
+        """Names the dictionaries: batches may share a file only if theirs are the same."""
+        return blake3(self.dictionaries).digest() if self.dictionaries.size else b""
+
+    def decode(self) -> pa.RecordBatch:
+        """The batch, over the memory it lies in; copied once if that is not aligned."""
+        try:
+            if self.schema.has_dictionaries:
+                with pa.ipc.open_stream(_aligned(self._whole_stream())) as reader:
+                    return reader.read_next_batch()
+            return pa.ipc.read_record_batch(_aligned(self.batch), self.schema.schema)
+        except (*_ARROW_ERRORS, StopIteration) as error:
+            raise InvalidBundle(f"a batch can't be decoded: {error}") from None
+
+    def _whole_stream(self) -> pa.Buffer:
+        if self._stream is None:
+            self._stream = pa.py_buffer(b"".join(bytes(part) for part in self.buffers()))
+        return self._stream
+
+
+def encode_batch(batch: pa.RecordBatch) -> EncodedBatch:
+    """Encode a batch. Slices are cut to what they show; nothing is compressed."""
+    schema = _schemas.of(batch.schema)
+    if batch.num_rows > MAX_ROWS:
+        raise LimitExceeded("rows in a slot", batch.num_rows, MAX_ROWS)
+    try:
+        if not schema.has_dictionaries:
+            return EncodedBatch(schema, batch.serialize(), batch.num_rows)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+    except _ARROW_ERRORS as error:
+        raise InvalidBundle(f"a batch can't be encoded: {error}") from None
+    return _Stream.read(sink.getvalue()).encoded()
+
+
+def parse_stream(data: bytes | memoryview | pa.Buffer, *, max_bytes: int) -> EncodedBatch:
+    """Take an IPC stream with exactly one record batch, as a producer or the log has it.
+
+    Only structure and declared sizes are looked at, so this is cheap and safe on hostile
+    input; arrays are checked by whoever decodes.  Streams that couldn't stand in a file
+    as they are get encoded anew.
+    """
+    buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
+    if buffer.size > max_bytes:
+        raise LimitExceeded("bytes in a slot", buffer.size, max_bytes)
+    try:
+        stream = _Stream.read(buffer)
+        inflated = stream.inflated_size()
+        if inflated > max_bytes:
+            raise LimitExceeded("uncompressed bytes in a slot", inflated, max_bytes)
+        if stream.rows > MAX_ROWS:
+            raise LimitExceeded("rows in a slot", stream.rows, MAX_ROWS)
+        encoded = stream.encoded()
+        return encoded if stream.fits_a_file else encode_batch(encoded.decode())
+    except _ARROW_ERRORS as error:
+        raise InvalidBundle(f"not an Arrow IPC stream with one batch: {error}.") from None
+
+
+def project(batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
+    """The named columns in the order named; ``None`` means all, unknown ones are left out.
+
+    Schemas differ from bundle to bundle, so a name that one of them lacks is no error.
+    """
+    if columns is None:
+        return batch
+    return batch.select(column_indices(batch.schema, columns))
+
+
+def column_indices(schema: pa.Schema, columns: Sequence[str]) -> list[int]:
+    """Where the named columns are; a name may stand for several."""
+    return [index for name in columns for index in schema.get_all_field_indices(name)]
+
+
+class _Stream:
+    """An IPC stream taken apart: one schema, its dictionaries, one batch."""
+
+    __slots__ = ("_batch", "_data", "_dictionaries", "_schema", "rows")
+
+    def __init__(
+        self,
+        data: pa.Buffer,
+        schema: msg.Message,
+        dictionaries: list[msg.Message],
+        batch: msg.Message,
+    ) -> None:
+        self._data = data
+        self._schema = schema
+        self._dictionaries = dictionaries
+        self._batch = batch
+        self.rows = batch.header.i64(0)
+
+    @classmethod
+    def read(cls, data: pa.Buffer) -> _Stream:
+        schema = _expect(msg.read_message(data, 0), msg.SCHEMA)
+        dictionaries: list[msg.Message] = []
+        following = msg.read_message(data, schema.end)
+        while following is not None and following.kind == msg.DICTIONARY_BATCH:
+            dictionaries.append(following)
+            if len(dictionaries) > MAX_DICTIONARIES:
+                raise LimitExceeded("dictionaries in a slot", len(dictionaries), MAX_DICTIONARIES)
+            following = msg.read_message(data, following.end)
+        batch = _expect(following, msg.RECORD_BATCH)
+        if msg.read_message(data, batch.end) is not None:
+            raise FlatbufferError("there is more than one batch")
+        if data.size - batch.end not in (0, _EOS_SIZE):
+            raise FlatbufferError("there are bytes behind the end of the stream")
+        if batch.header.i64(0) < 0:
+            raise FlatbufferError("a batch has a negative number of rows")
+        return cls(data, schema, dictionaries, batch)
+
+    def encoded(self) -> EncodedBatch:
+        data, first = self._data, self._schema
+        schema = _schemas.parse(data.slice(first.start, first.end - first.start).to_pybytes())
+        batch = data.slice(self._batch.start, self._batch.end - self._batch.start)
+        if not schema.has_dictionaries:
+            return EncodedBatch(schema, batch, self.rows)
+        dictionaries = data.slice(first.end, self._batch.start - first.end)
+        return EncodedBatch(schema, batch, self.rows, dictionaries, data)
+
+    def inflated_size(self) -> int:
+        """Memory that decoding takes; raises if a buffer lies outside of its message."""
+        return sum(msg.inflated_size(self._data, part) for part in self._parts)
+
+    @property
+    def fits_a_file(self) -> bool:
+        """Whether the messages can stand in an IPC file that everybody reads."""
+        dictionary_ids = [part.header.i64(0) for part in self._dictionaries]
+        return (
+            all(part.version == msg.VERSION_5 and part.aligned for part in self._all)
+            and self._schema.header.i16(0) == msg.LITTLE_ENDIAN
+            and len(set(dictionary_ids)) == len(dictionary_ids)
+            and not any(part.header.u8(2) for part in self._dictionaries)
+            and all(msg.codec_of(msg.batch_table(p)) != msg.CODEC_LZ4 for p in self._parts)
+        )
+
+    @property
+    def _parts(self) -> list[msg.Message]:
+        return [*self._dictionaries, self._batch]
+
+    @property
+    def _all(self) -> list[msg.Message]:
+        return [self._schema, *self._parts]
+
+
+def _expect(found: msg.Message | None, kind: int) -> msg.Message:
+    if found is None:
+        raise FlatbufferError("the stream ends before its batch")
+    if found.kind != kind:
+        raise FlatbufferError(f"a message of kind {found.kind} where {kind} should be")
+    return found
+
+
+def _aligned(data: pa.Buffer) -> pa.Buffer:
+    return pa.py_buffer(data.to_pybytes()) if data.address % msg.ALIGNMENT else data

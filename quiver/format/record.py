@@ -1,0 +1,44 @@
+"""What a bundle is made of once its batches are bytes.
+
+The log and the segments both store these values, so they live below both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from quiver.format.ipc import EncodedBatch
+
+FINGERPRINT_SIZE: Final = 32
+
+NO_ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSlot:
+    """One slot of a bundle. ``fingerprint`` is kept as sent, and decides nothing."""
+
+    slot: int
+    fingerprint: bytes
+    batch: EncodedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class BundleMeta:
+    """What is known about a bundle besides its rows.
+
+    ``sequence`` and ``ingestion_ts_ns`` are ``None`` in segments of the Rust crate, which
+    doesn't record them.  ``nbytes`` counts IPC stream bytes, as the log stores them.
+    """
+
+    sequence: int | None = None
+    ingestion_ts_ns: int | None = None
+    key: str | None = None
+    content_hash: bytes | None = None
+    attributes: Mapping[str, str] = field(default_factory=lambda: NO_ATTRIBUTES)
+    event_time: tuple[int, int] | None = None
+    rows: int = 0
+    nbytes: int = 0
