@@ -54,17 +54,17 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text) if len(text) <= MAX_TEXT else None
     factor = _SIZE_UNITS.get((match[2] or "b").lower()) if match else None
     if match is None or factor is None:
-        raise ValueError(f"not a size: use {SIZE_HELP}")
+        raise ValueError(f"{text[:MAX_TEXT]!r} is not {SIZE_HELP}")
     size = Fraction(match[1].replace("_", "")) * factor
     if size.denominator != 1:
-        raise ValueError("not a whole number of bytes")
+        raise ValueError(f"{text!r} is not a whole number of bytes")
     return int(size)
 
 
 def parse_duration(text: str) -> float:
     """Seconds named by ``text``; ``ValueError`` if it names none."""
     if len(text) > MAX_TEXT:
-        raise ValueError(f"not a duration: use {DURATION_HELP}")
+        raise ValueError(f"{text[:MAX_TEXT]!r} is not {DURATION_HELP}")
     total, position = Fraction(0), 0
     while position < len(text):
         match = _DURATION_PART.match(text, position)
@@ -74,7 +74,7 @@ def parse_duration(text: str) -> float:
         total += Fraction(match[1].replace("_", "")) * unit
         position = match.end()
     if position == 0 or position < len(text):
-        raise ValueError(f"not a duration: use {DURATION_HELP}")
+        raise ValueError(f"{text[:MAX_TEXT]!r} is not {DURATION_HELP}")
     return float(total)
 
 

@@ -191,7 +191,11 @@ def _like(name: str, known: Iterable[str], cutoff: float) -> list[str]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """«Did you mean …?», or all that is known where nothing comes near."""
+    """The nearest known name, or those beside it where nothing comes near."""
     choices = sorted(known)
     close = _like(name, choices, SIMILARITY)
-    return f"Did you mean {close[0]}?" if close else f"Known: {', '.join(choices)}."
+    if close:
+        return f"Did you mean {close[0]}?"
+    section = name.rpartition(".")[0]
+    beside = [choice for choice in choices if choice.rpartition(".")[0] == section]
+    return f"Known are {', '.join(dict.fromkeys(beside))}."
