@@ -1,0 +1,20 @@
+"""Made delivered: which subscriber has done what with which bundle, and how it is kept.
+
+Life of a subscriber: *load* finds its progress file at start-up (it is **known**, and holds
+its data), *register* brings it back, or makes a new one at a start position (it is
+**registered**), *activate* ends the start-up (it is **active**, and takes bundles).  Who is
+known but wasn't registered by then is an **orphan**: it goes on holding its data, can be
+seen, registered late or dropped.  *unregister* gives up what it had left and removes its
+file.
+
+Life of a bundle, for each subscriber on its own: pending → claimed → acked or dropped, and
+back to pending when it is deferred or its handle is lost.
+
+=================  ==========================================================
+``state.py``       what was done with each bundle: a pure machine on bitmaps
+``progress.py``    the same on disk: load, keep, remove, set damaged ones aside
+``registry.py``    all subscribers of a store: life cycle, locks, flushing
+``doorbell.py``    waking who waits for bundles, from anywhere
+``handle.py``      one claimed bundle as the user holds it
+=================  ==========================================================
+"""
