@@ -1,0 +1,51 @@
+# Every target, with its comment, is listed by `make help`.
+
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.setup-done
+EXTRAS  := server,dev
+WORKERS ?= 2
+ONLY    ?=
+CODE    := $(wildcard quiver flight_service spark_client tests benchmarks examples)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint unit bench clean
+
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with the pinned versions (quick when it is up to date)
+
+# The stamp is younger than what it was made from: an up-to-date .venv costs nothing.
+$(STAMP): pyproject.toml constraints.txt
+	@echo "setting up $(VENV) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed: make setup PYTHON=python3.11"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+demo: $(STAMP) ## Ingest, kill the process hard, reopen, and show that nothing was lost
+	@$(BIN)/python examples/demo.py
+
+test: lint unit ## All checks: lint, then every test, with coverage
+
+unit: $(STAMP) ## The tests alone (ARGS="-k name" for some of them)
+	@$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term $(ARGS)
+
+lint: $(STAMP) ## Style, types and the layers of the architecture
+	@echo "ruff check";   $(BIN)/ruff check --quiet .
+	@echo "ruff format";  $(BIN)/ruff format --quiet --check . || \
+		{ echo "not formatted: $(BIN)/ruff format ."; exit 1; }
+	@echo "mypy --strict"; $(BIN)/mypy --strict --no-error-summary $(CODE)
+	@echo "import layers"; $(BIN)/lint-imports --no-logo
+
+bench: $(STAMP) ## Measure against what the machine can do (ONLY=P1 for one bar)
+	@$(BIN)/python -m benchmarks.run $(if $(ONLY),--only $(ONLY))
+
+clean: ## Remove what the other targets made, .venv included
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -f .coverage .coverage.*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
