@@ -150,9 +150,10 @@ class PosixDisk:
 
     def stat_size(self, path: str) -> int | None:
         try:
-            return os.lstat(self._full(path)).st_size
-        except FileNotFoundError:
+            found = os.lstat(self._full(path))
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def chmod(self, path: str, mode: int) -> None:
         os.chmod(self._full(path), mode)

@@ -1,0 +1,65 @@
+"""Bytes kept back for the day the disk is full.
+
+A store that can't write acks, progress or its checkpoint can't delete anything either,
+and so never gets out of a full disk by itself.  The reserve is a file of really
+allocated bytes: letting go of it makes room for those small writes.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from quiver.disk.disk import Disk
+from quiver.errors import StorageFull
+
+RESERVE_FILE: Final = "quiver.reserve"
+
+
+class Reserve:
+    """``size`` bytes set aside; 0 means none. :meth:`restore` takes them the first time too."""
+
+    def __init__(self, disk: Disk, size: int) -> None:
+        self._disk = disk
+        self._size = size
+        self._held = 0
+        self._lock = threading.Lock()
+
+    @property
+    def held(self) -> int:
+        """Bytes set aside right now."""
+        return self._held
+
+    def release(self) -> int:
+        """Give the bytes to whoever writes next; how many that were.
+
+        Nothing is synced: no promise rests on the file being gone.
+        """
+        with self._lock:
+            freed, self._held = self._held, 0
+            self._disk.unlink(RESERVE_FILE, missing_ok=True)
+            return freed
+
+    def restore(self) -> bool:
+        """Set the bytes aside again; ``False`` while there is no room for it.
+
+        It asks for twice the room it takes.  Otherwise it would snatch the first bytes
+        that come free, and the store would swing between full and not full.
+        """
+        with self._lock:
+            if self._size and self._held == self._size:
+                return True
+            there = self._disk.stat_size(RESERVE_FILE)
+            if not self._size:
+                if there is not None:  # from a time when there was to be one
+                    self._disk.unlink(RESERVE_FILE, missing_ok=True)
+                return True
+            missing = self._size - (there or 0)
+            if missing > 0 and self._disk.free_bytes() < missing + self._size:
+                return False
+            try:
+                self._disk.allocate(RESERVE_FILE, self._size)
+            except StorageFull:
+                return False
+            self._held = self._size
+            return True

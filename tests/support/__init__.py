@@ -1,0 +1,1 @@
+"""Tools that several tests share; nothing in here is a test."""
