@@ -13,8 +13,9 @@ back to pending when it is deferred or its handle is lost.
 =================  ==========================================================
 ``state.py``       what was done with each bundle: a pure machine on bitmaps
 ``progress.py``    the same on disk: load, keep, remove, set damaged ones aside
-``registry.py``    all subscribers of a store: life cycle, locks, flushing
 ``doorbell.py``    waking who waits for bundles, from anywhere
+``subscriber.py``  one subscriber: state, bell and file behind one lock
+``registry.py``    all subscribers of a store: coming, going, flushing
 ``handle.py``      one claimed bundle as the user holds it
 =================  ==========================================================
 """

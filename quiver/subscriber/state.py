@@ -87,6 +87,7 @@ class SubscriberState:
         self._seen_below = start.segment_seq  # every number below was here once, or never will be
         self.outstanding = 0  # bundles that are visible and not done
         self.claimed = 0  # how many of those are claimed
+        self.changes = 0  # rises with everything that a progress file has to know
 
     # What is there
 
@@ -107,6 +108,7 @@ class SubscriberState:
         if skipped:
             segment.done |= skipped
             self._marked.add(segment_seq)
+            self.changes += 1
             fresh ^= skipped
         if not fresh:
             return 0
@@ -207,6 +209,7 @@ class SubscriberState:
         if how is Outcome.DROPPED:
             segment.dropped |= bit
         self._marked.add(ref.segment_seq)
+        self.changes += 1
         self.outstanding -= 1
         segment.left -= 1
         if not segment.left:
@@ -263,6 +266,7 @@ class SubscriberState:
             _exclude(self._ready, segment_seq)
         _exclude(self._unfinished, segment_seq)
         self._marked.add(segment_seq)
+        self.changes += 1
         return given_up
 
     def forget(self, segment_seq: int) -> int:
@@ -291,6 +295,7 @@ class SubscriberState:
         of what is visible holds until the process ends: no file can say it.
         """
         self._start = ref
+        self.changes += 1
         self._ready.clear()
         self._unfinished.clear()
         self._marked.clear()

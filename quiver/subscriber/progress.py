@@ -1,0 +1,169 @@
+"""Progress on disk: one file per subscriber, replaced as a whole.
+
+Reading (:func:`scan_progress`) changes nothing, so that tools can use it too.  What to do
+about a file that is damaged, or missing although its subscriber is known, is a decision
+of its own (:func:`recover`): starting somewhere else means that bundles come twice or
+never, so the default is to refuse, and damaged bytes are copied aside before anything
+replaces them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from quiver.disk.disk import TMP_SUFFIX, Disk
+from quiver.errors import ProgressCorrupt, QuiverError, UnsupportedVersion
+from quiver.format.crc import crc32
+from quiver.format.progress import (
+    Progress,
+    decode_progress,
+    encode_progress,
+    progress_corrupt,
+)
+from quiver.ids import BundleRef
+from quiver.subscriber.state import EARLIEST, SubscriberState
+
+FILE_PREFIX: Final = "quiver.sub."
+QUARANTINE: Final = "quarantine"
+
+Policy: TypeAlias = Literal["fail", "earliest", "latest"]
+"""Where a subscriber starts again whose file can't be read; ``fail``: the store won't open."""
+
+# Any name that fits, reserved ones too: a file that is there holds data, whoever made it.
+_FILE_NAME: Final = re.compile(re.escape(FILE_PREFIX) + r"([A-Za-z0-9_-]{1,64})")
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A subscriber's state at start-up, and what is worth telling about it.
+
+    ``problem`` is set when the policy had to decide, and ``copy`` names where the damaged
+    file went.  ``missing`` are segments the file calls unfinished that are not here, with
+    the number of bundles not done.
+    """
+
+    name: str
+    state: SubscriberState
+    problem: ProgressCorrupt | None = None
+    copy: str | None = None
+    missing: Mapping[int, int] = field(default_factory=dict)
+    unknown_flags: int = 0
+
+
+def progress_file(name: str) -> str:
+    """The file of a subscriber."""
+    return FILE_PREFIX + name
+
+
+def scan_progress(
+    disk: Disk, known: Iterable[str] = ()
+) -> dict[str, Progress | ProgressCorrupt | UnsupportedVersion]:
+    """Every subscriber with a file or among the ``known`` names, with what its file says."""
+    found = (_FILE_NAME.fullmatch(entry) for entry in disk.listdir(""))
+    names = {match[1] for match in found if match} | set(known)
+    return {name: _read(disk, name) for name in sorted(names)}
+
+
+def _read(disk: Disk, name: str) -> Progress | ProgressCorrupt | UnsupportedVersion:
+    file = progress_file(name)
+    try:
+        return decode_progress(disk.read(file), file=file)
+    except FileNotFoundError:
+        return progress_corrupt(file, "it is missing, but its subscriber is known")
+    except (ProgressCorrupt, UnsupportedVersion) as problem:
+        return problem
+
+
+def recover(
+    disk: Disk,
+    name: str,
+    scanned: Progress | QuiverError,
+    totals: Mapping[int, int],
+    *,
+    policy: Policy,
+    latest: BundleRef,
+) -> Recovered:
+    """The state to go on with, given the segments that are here and their bundle counts.
+
+    A file of a newer version is refused under every policy: it isn't damaged.
+    """
+    if isinstance(scanned, Progress):
+        try:
+            state = SubscriberState.restore(scanned, totals, file=progress_file(name))
+        except ProgressCorrupt as problem:
+            return _start_over(disk, name, problem, totals, policy, latest)
+        return Recovered(
+            name,
+            state,
+            missing=_missing(scanned, totals),
+            unknown_flags=scanned.unknown_flags,
+        )
+    if isinstance(scanned, ProgressCorrupt):
+        return _start_over(disk, name, scanned, totals, policy, latest)
+    raise scanned
+
+
+def _start_over(
+    disk: Disk,
+    name: str,
+    problem: ProgressCorrupt,
+    totals: Mapping[int, int],
+    policy: Policy,
+    latest: BundleRef,
+) -> Recovered:
+    if policy == "fail":
+        raise problem
+    state = SubscriberState(latest if policy == "latest" else EARLIEST)
+    for segment_seq in sorted(totals):
+        state.observe(segment_seq, totals[segment_seq])
+    return Recovered(name, state, problem, set_aside(disk, name))
+
+
+def _missing(progress: Progress, totals: Mapping[int, int]) -> dict[int, int]:
+    left = {
+        segment_seq: entry.bundle_count - entry.done.bit_count()
+        for segment_seq, entry in progress.entries.items()
+        if segment_seq not in totals
+    }
+    return {segment_seq: count for segment_seq, count in left.items() if count}
+
+
+def set_aside(disk: Disk, name: str) -> str | None:
+    """Copy a damaged file into quarantine; where to, or ``None`` if there is no file.
+
+    A copy, so that there is no moment without a file; named after its contents, so that a
+    crash and a second attempt don't make two.
+    """
+    file = progress_file(name)
+    try:
+        data = disk.read(file)
+    except FileNotFoundError:
+        return None
+    copy = f"{QUARANTINE}/{file}.{crc32(data):08x}"
+    disk.mkdir(QUARANTINE)
+    disk.fsync_dir("")
+    disk.replace(copy, data)
+    return copy
+
+
+def keep_progress(disk: Disk, name: str, progress: Progress) -> None:
+    """Make this the subscriber's durable progress."""
+    disk.replace(progress_file(name), encode_progress(progress))
+
+
+def remove_progress(disk: Disk, name: str) -> None:
+    """Remove a subscriber's file, durably; fine if there is none."""
+    file = progress_file(name)
+    disk.unlink(file + TMP_SUFFIX, missing_ok=True)
+    disk.unlink(file, missing_ok=True)
+    disk.fsync_dir("")
+
+
+def remove_leftovers(disk: Disk) -> None:
+    """Remove half-written files of a crash: nothing was promised about them."""
+    for entry in disk.listdir(""):
+        if entry.startswith(FILE_PREFIX) and entry.endswith(TMP_SUFFIX):
+            disk.unlink(entry, missing_ok=True)

@@ -1,0 +1,250 @@
+"""All subscribers of one store, from start-up to shutdown.
+
+Locks, always in this order: ``_membership`` (who comes and goes; held while their files
+are written or removed), ``_lock`` (the tables; never held over I/O), then a subscriber's
+own.  A put only needs the last two, each for a moment.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+
+from quiver.disk.disk import Disk
+from quiver.errors import InvalidInput, QuiverError, UnknownSubscriber
+from quiver.format.progress import Progress
+from quiver.ids import BundleRef, subscriber_id
+from quiver.subscriber.progress import Policy, Recovered, recover, remove_leftovers
+from quiver.subscriber.state import EARLIEST, SubscriberState
+from quiver.subscriber.subscriber import Status, Subscriber
+
+
+class Registry:
+    """Knows every subscriber, also those that are away: they hold their data."""
+
+    def __init__(self, disk: Disk, *, policy: Policy = "fail") -> None:
+        self._disk = disk
+        self._policy: Policy = policy
+        self._membership = threading.Lock()
+        self._lock = threading.Lock()
+        self._subscribers: dict[str, Subscriber] = {}
+        self._totals: dict[int, int] = {}  # visible bundles of each segment
+        self._open_segment = 0
+        self._activated = False
+
+    # Start-up: load, register, activate
+
+    def load(
+        self,
+        scanned: Mapping[str, Progress | QuiverError],
+        totals: Mapping[int, int],
+        open_segment: int,
+    ) -> list[Recovered]:
+        """Take over what :func:`~quiver.subscriber.progress.scan_progress` found.
+
+        ``totals`` are the segments that are here with their bundle counts.  The answer
+        tells what the policy had to decide; without a policy that decides, it raises.
+        """
+        latest = BundleRef(open_segment, totals.get(open_segment, 0))
+        recovered = [
+            recover(self._disk, name, what, totals, policy=self._policy, latest=latest)
+            for name, what in scanned.items()
+        ]
+        remove_leftovers(self._disk)
+        with self._lock:
+            self._totals = dict(totals)
+            self._open_segment = open_segment
+            for one in recovered:
+                durable = one.problem is None
+                self._subscribers[one.name] = Subscriber(
+                    self._disk, one.name, one.state, Status.KNOWN, durable=durable
+                )
+        return recovered
+
+    def register(self, name: str, start: BundleRef = EARLIEST) -> Subscriber:
+        """Resume a known subscriber, or make a new one at ``start``; durable on return."""
+        subscriber_id(name)
+        with self._membership:
+            with self._lock:
+                subscriber = self._subscribers.get(name)
+                known = subscriber is not None
+                if subscriber is None:
+                    subscriber = self._subscribers[name] = self._new(name, start)
+                open_segment = self._open_segment
+            try:
+                subscriber.flush(open_segment)
+            except BaseException:
+                if not known:
+                    with self._lock:
+                        del self._subscribers[name]
+                raise
+            subscriber.status = Status.ACTIVE if self._activated else Status.REGISTERED
+            return subscriber
+
+    def _new(self, name: str, start: BundleRef) -> Subscriber:
+        state = SubscriberState(start)
+        for segment_seq in sorted(self._totals):
+            state.observe(segment_seq, self._totals[segment_seq])
+        return Subscriber(self._disk, name, state, Status.KNOWN, durable=False)
+
+    def activate(self) -> list[str]:
+        """Start-up is over: the registered take bundles, the others are orphans (returned)."""
+        with self._membership:
+            self._activated = True
+            for subscriber in self.subscribers():
+                if subscriber.status is Status.REGISTERED:
+                    subscriber.status = Status.ACTIVE
+                elif subscriber.status is Status.KNOWN:
+                    subscriber.status = Status.ORPHAN
+        return self.orphans()
+
+    # Leaving
+
+    def unregister(self, name: str) -> int:
+        """Remove a subscriber for good; how many bundles it gave up."""
+        with self._membership:
+            return self._remove(self.get(name))
+
+    def drop_orphan(self, name: str) -> int:
+        """As :meth:`unregister`, but only for an orphan: nobody's data goes by mistake."""
+        with self._membership:
+            subscriber = self.get(name)
+            if subscriber.status is not Status.ORPHAN:
+                raise InvalidInput(
+                    f"{name} is {subscriber.status}, not an orphan.",
+                    advice="Use unregister to remove it all the same.",
+                    name=name,
+                    status=str(subscriber.status),
+                )
+            return self._remove(subscriber)
+
+    def _remove(self, subscriber: Subscriber) -> int:
+        given_up = subscriber.leave()
+        with self._lock:
+            del self._subscribers[subscriber.name]
+        return given_up
+
+    # Who is there
+
+    def get(self, name: str) -> Subscriber:
+        with self._lock:
+            subscriber = self._subscribers.get(name)
+        if subscriber is None:
+            raise UnknownSubscriber(
+                f"there is no subscriber {str(name)[:80]!r}.", advice="Register it.", name=name
+            )
+        return subscriber
+
+    def subscribers(self) -> list[Subscriber]:
+        """All of them, whatever their status, by name."""
+        with self._lock:
+            return [self._subscribers[name] for name in sorted(self._subscribers)]
+
+    def orphans(self) -> list[str]:
+        """Names of the subscribers that hold data and have nobody to take it."""
+        return [one.name for one in self.subscribers() if one.status is Status.ORPHAN]
+
+    def wake_all(self) -> None:
+        """Let everyone who waits look again."""
+        for subscriber in self.subscribers():
+            subscriber.wake()
+
+    # Segments that come and go
+
+    def observe(self, segment_seq: int, visible: int) -> None:
+        """``visible`` bundles of this segment can be delivered now: tell everyone."""
+        with self._lock:
+            self._totals[segment_seq] = max(visible, self._totals.get(segment_seq, 0))
+            for subscriber in self._subscribers.values():
+                subscriber.observe(segment_seq, visible)
+
+    def advance_open(self, open_segment: int) -> None:
+        """No segment below this number gets visible bundles any more; never goes back.
+
+        Call it only after :meth:`observe` was told the final counts: what lies below and
+        was never seen counts as finished.
+        """
+        with self._lock:
+            self._open_segment = max(self._open_segment, open_segment)
+
+    def drop_segment(self, segment_seq: int, total: int) -> dict[str, int]:
+        """Retention gives this segment up: bundles dropped by subscriber, where any were.
+
+        Durable after the next :meth:`flush`; only then may the file be deleted.
+        """
+        with self._lock:
+            self._totals.pop(segment_seq, None)  # whoever registers now doesn't get it
+            subscribers = list(self._subscribers.values())
+        dropped = {one.name: one.drop_segment(segment_seq, total) for one in subscribers}
+        return {name: count for name, count in dropped.items() if count}
+
+    def retire(self, segment_seq: int, total: int) -> bool:
+        """If everyone has finished this segment, make sure that nobody comes back to it.
+
+        Between the look and the deletion somebody could seek back or register; so both
+        happen under all locks at once.  Flush after this, then delete.
+        """
+        with self._lock, ExitStack() as held:
+            states = [held.enter_context(one.locked()) for one in self._subscribers.values()]
+            if not states or not all(one.is_complete(segment_seq, total) for one in states):
+                return False
+            for state in states:
+                state.drop_segment(segment_seq, total)
+            self._totals.pop(segment_seq, None)
+        return True
+
+    def forget(self, segment_seq: int) -> dict[str, int]:
+        """The segment has been deleted; the bundles it cost, empty if all was in order."""
+        with self._lock:
+            self._totals.pop(segment_seq, None)
+            subscribers = list(self._subscribers.values())
+        given_up = {one.name: one.forget(segment_seq) for one in subscribers}
+        return {name: count for name, count in given_up.items() if count}
+
+    # Questions
+
+    @property
+    def open_segment(self) -> int:
+        """The lowest segment that may still grow."""
+        return self._open_segment
+
+    def is_complete(self, segment_seq: int, total: int) -> bool:
+        """Has everyone finished this segment? Without any subscriber nothing is finished."""
+        subscribers = self.subscribers()
+        return bool(subscribers) and all(one.is_complete(segment_seq, total) for one in subscribers)
+
+    def oldest_incomplete(self) -> int | None:
+        """The first segment somebody hasn't finished; ``None`` without subscribers."""
+        open_segment = self._open_segment
+        return min(
+            (one.oldest_incomplete(open_segment) for one in self.subscribers()), default=None
+        )
+
+    def all_drained(self) -> bool:
+        """Has every subscriber, orphans too, done all there is to do?"""
+        return not any(one.outstanding for one in self.subscribers())
+
+    # Files
+
+    @property
+    def dirty(self) -> list[str]:
+        """Who has outcomes that aren't durable yet."""
+        return [one.name for one in self.subscribers() if one.dirty]
+
+    def flush(self, names: Iterable[str] | None = None) -> int:
+        """Make outcomes durable, of all or of some; how many files were written.
+
+        One that fails doesn't keep the others from trying; the first error is raised then.
+        """
+        chosen = self.subscribers() if names is None else [self.get(name) for name in names]
+        written = 0
+        first_error: QuiverError | None = None
+        for subscriber in chosen:
+            try:
+                written += subscriber.flush(self._open_segment)
+            except QuiverError as error:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+        return written
