@@ -41,6 +41,7 @@ _MAGIC: Final = b"QVS1"
 _PREFIX_SIZE: Final = 8
 _UNION: Final = 14
 
+_TYPE_ID: Final = Struct("<i")
 _U32 = Struct("<I").pack
 _I64 = Struct("<q").pack
 
@@ -111,20 +112,22 @@ def canonical(message: bytes) -> bytes:
     return _Encoder().schema(schema)
 
 
-def has_dictionaries(message: bytes) -> bool:
-    """Whether any field, at any depth, is dictionary-encoded."""
+def dictionary_ids(message: bytes) -> frozenset[int]:
+    """The ids of all dictionaries that the fields, at any depth, need."""
     schema = Table.root(message[_PREFIX_SIZE:]).table(2)
     pending = schema.tables(1) if schema else []
+    ids: set[int] = set()
     seen = 0
     while pending:
         field = pending.pop()
         seen += 1
         if seen > MAX_FIELDS:
             raise FlatbufferError(f"a schema has more than {MAX_FIELDS:,} fields")
-        if field.table(4) is not None:
-            return True
+        encoding = field.table(4)
+        if encoding is not None:
+            ids.add(encoding.i64(0))
         pending.extend(field.tables(5))
-    return False
+    return frozenset(ids)
 
 
 class _Encoder:
@@ -168,7 +171,7 @@ def _type(field: Table, children: int) -> bytes:
     encoded = bytes((number,)) + b"".join(read(kind) for read in _PARAMETERS[number])
     if number != _UNION:
         return encoded
-    ids = kind.integers(1, "i") or tuple(range(children))
+    ids = [number for (number,) in kind.structs(1, _TYPE_ID)] or list(range(children))
     return encoded + _U32(len(ids)) + b"".join(map(_I64, ids))
 
 

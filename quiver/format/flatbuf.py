@@ -4,113 +4,106 @@ Arrow describes its messages in FlatBuffers.  Quiver needs to know what a messag
 (lengths, codecs, dictionary ids) *before* anybody acts on it, and pyarrow doesn't tell.
 The layout is small: a table starts with a signed offset back to its vtable, the vtable
 lists where each field is (0: absent, the default holds), and everything that isn't a
-scalar is an unsigned offset forward.  Nothing here trusts a number it has read.
+scalar is an unsigned offset forward.  Nothing here trusts a number it has read: positions
+only grow, except for the step to a vtable, which is checked, and ``struct`` refuses to
+read behind the end.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from functools import lru_cache
 from struct import Struct
 
-_U16 = Struct("<H")
-_I16 = Struct("<h")
-_I32 = Struct("<i")
-_U32 = Struct("<I")
-_I64 = Struct("<q")
+_u16 = Struct("<H").unpack_from
+_i16 = Struct("<h").unpack_from
+_i32 = Struct("<i").unpack_from
+_u32 = Struct("<I").unpack_from
+_i64 = Struct("<q").unpack_from
 
 
-class FlatbufferError(ValueError):
-    """The bytes are not the FlatBuffer they should be."""
+class FlatbufferError(struct.error):
+    """The bytes are not the FlatBuffer they should be.
+
+    Of ``struct``'s own kind: reading behind the end raises that, and callers catch both.
+    """
+
+
+@lru_cache(maxsize=256)
+def _layout(text: str) -> Struct:
+    return Struct(text)
 
 
 class Table:
     """One table inside ``data``; fields are asked for by their number in the schema."""
 
-    __slots__ = ("_data", "_position", "_vtable", "_vtable_size")
+    __slots__ = ("_data", "_fields", "position")
 
     def __init__(self, data: bytes, position: int) -> None:
         self._data = data
-        self._position = position
-        vtable = position - _at(_I32, data, position)
-        self._vtable = vtable
-        self._vtable_size = _at(_U16, data, vtable)
-        if self._vtable_size < 4 or vtable + self._vtable_size > len(data):
-            raise FlatbufferError("a vtable lies outside of its buffer")
+        self.position = position
+        vtable = position - _i32(data, position)[0]
+        if vtable < 0:
+            raise FlatbufferError("a vtable lies before its buffer")
+        size = _u16(data, vtable)[0]
+        if size < 4:
+            raise FlatbufferError("a vtable is shorter than its own head")
+        self._fields: tuple[int, ...] = _layout(f"<{size // 2 - 2}H").unpack_from(data, vtable + 4)
 
     @classmethod
     def root(cls, data: bytes) -> Table:
-        return cls(data, _at(_U32, data, 0))
-
-    @property
-    def position(self) -> int:
-        """Where the table is in its buffer."""
-        return self._position
+        return cls(data, _u32(data, 0)[0])
 
     def _field(self, number: int) -> int:
-        slot = 4 + 2 * number
-        if slot + 2 > self._vtable_size:
+        fields = self._fields
+        if number >= len(fields) or not fields[number]:
             return 0
-        offset = _at(_U16, self._data, self._vtable + slot)
-        return self._position + offset if offset else 0
-
-    def _scalar(self, layout: Struct, number: int, default: int) -> int:
-        at = self._field(number)
-        return _at(layout, self._data, at) if at else default
+        return self.position + fields[number]
 
     def u8(self, number: int, default: int = 0) -> int:
         at = self._field(number)
         if at >= len(self._data):
-            raise FlatbufferError("a field lies outside of its buffer")
+            raise FlatbufferError("a field lies behind its buffer")
         return self._data[at] if at else default
 
     def i16(self, number: int, default: int = 0) -> int:
-        return self._scalar(_I16, number, default)
+        at = self._field(number)
+        return _i16(self._data, at)[0] if at else default
 
     def i32(self, number: int, default: int = 0) -> int:
-        return self._scalar(_I32, number, default)
+        at = self._field(number)
+        return _i32(self._data, at)[0] if at else default
 
     def i64(self, number: int, default: int = 0) -> int:
-        return self._scalar(_I64, number, default)
+        at = self._field(number)
+        return _i64(self._data, at)[0] if at else default
 
     def table(self, number: int) -> Table | None:
         at = self._field(number)
-        return Table(self._data, at + _at(_U32, self._data, at)) if at else None
+        return Table(self._data, at + _u32(self._data, at)[0]) if at else None
 
     def vector(self, number: int, item_size: int) -> tuple[int, int]:
         """Where a vector's items start and how many there are; all of them are inside."""
         at = self._field(number)
         if not at:
             return 0, 0
-        start = at + _at(_U32, self._data, at)
-        count = _at(_U32, self._data, start)
+        start = at + _u32(self._data, at)[0]
+        count = _u32(self._data, start)[0]
         if start + 4 + count * item_size > len(self._data):
             raise FlatbufferError("a vector is longer than its buffer")
         return start + 4, count
 
-    def integers(self, number: int, item_format: str, per_item: int = 1) -> tuple[int, ...]:
-        """A vector of integers, or of structs of ``per_item`` like integers."""
-        size = Struct("<" + item_format).size * per_item
-        start, count = self.vector(number, size)
-        values: tuple[int, ...] = Struct(f"<{count * per_item}{item_format}").unpack_from(
-            self._data, start
-        )
-        return values
+    def structs(self, number: int, layout: Struct) -> Iterator[tuple[int, ...]]:
+        """The items of a vector of fixed-size structs."""
+        start, count = self.vector(number, layout.size)
+        return layout.iter_unpack(self._data[start : start + count * layout.size])
 
     def tables(self, number: int) -> list[Table]:
         start, count = self.vector(number, 4)
         positions = range(start, start + 4 * count, 4)
-        return [Table(self._data, at + _at(_U32, self._data, at)) for at in positions]
+        return [Table(self._data, at + _u32(self._data, at)[0]) for at in positions]
 
     def string(self, number: int) -> bytes:
         start, count = self.vector(number, 1)
         return self._data[start : start + count]
-
-
-def _at(layout: Struct, data: bytes, position: int) -> int:
-    if position < 0:
-        raise FlatbufferError("an offset points before its buffer")
-    try:
-        value: int = layout.unpack_from(data, position)[0]
-    except struct.error:
-        raise FlatbufferError("an offset points behind its buffer") from None
-    return value

@@ -11,9 +11,9 @@ with zstd stays so, lz4 is undone since the Rust crate's reader doesn't know it.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from blake3 import blake3
 from quiver.errors import InvalidBundle, LimitExceeded
 from quiver.format import message as msg
 from quiver.format.crc import crc32, crc32_combine
-from quiver.format.fingerprint import has_dictionaries, message_fingerprint
+from quiver.format.fingerprint import dictionary_ids, message_fingerprint
 from quiver.format.flatbuf import FlatbufferError
 
 END_OF_STREAM: Final = msg.END_OF_STREAM
@@ -35,79 +35,92 @@ RECENT_SCHEMAS: Final = 8
 _EOS_CRC: Final = crc32(END_OF_STREAM)
 _EOS_SIZE: Final = len(END_OF_STREAM)
 _EMPTY: Final = pa.py_buffer(b"")
-_ARROW_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError, OverflowError)
+_ARROW_ERRORS: Final = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    KeyError,
+    OverflowError,
+    MemoryError,
+    struct.error,
+)
 
 
 class SchemaMessage:
     """A schema and its encapsulated IPC message; made once, shared by all its batches."""
 
-    __slots__ = ("crc", "has_dictionaries", "message", "schema", "schema_hash")
+    __slots__ = (
+        "crc",
+        "dictionary_ids",
+        "has_dictionaries",
+        "message",
+        "portable",
+        "schema",
+        "schema_hash",
+    )
 
     def __init__(self, message: bytes, schema: pa.Schema | None = None) -> None:
+        data = pa.py_buffer(message)
+        parsed = _expect(msg.read_message(data, 0), msg.SCHEMA)
+        if parsed.body != parsed.end:
+            raise FlatbufferError("a schema message has a body")
         self.message: Final = message
-        self.schema: Final = pa.ipc.read_schema(pa.py_buffer(message)) if schema is None else schema
+        self.schema: Final = pa.ipc.read_schema(data) if schema is None else schema
         self.crc: Final = crc32(message)
         self.schema_hash: Final = message_fingerprint(message)
-        self.has_dictionaries: Final = has_dictionaries(message)
+        self.dictionary_ids: Final = dictionary_ids(message)
+        self.has_dictionaries: Final = bool(self.dictionary_ids)
+        # Of today's version and byte order: such a message can stand in a file as it is.
+        self.portable: Final = parsed.portable and parsed.header.i16(0) == msg.LITTLE_ENDIAN
 
     @staticmethod
     def of(schema: pa.Schema) -> SchemaMessage:
-        """The one of a schema, from the cache if it was seen before."""
-        return _schemas.of(schema)
+        """The one of a schema. Comparing with the last few is far cheaper than encoding."""
+        for known in _recent.schemas:
+            if known.schema.equals(schema, check_metadata=True):
+                return known
+        message = schema.serialize().to_pybytes()
+        found = SchemaMessage.parse(message)
+        if not found.schema.equals(schema, check_metadata=True):
+            # An extension type was registered after the cached one had been read.
+            found = SchemaMessage(message, schema)
+        _recent.schemas = (found, *_recent.schemas[: RECENT_SCHEMAS - 1])
+        return found
 
     @staticmethod
     def parse(message: bytes) -> SchemaMessage:
         """The one of an encapsulated message, from the cache if it was seen before."""
-        return _schemas.parse(message)
+        if len(message) > MAX_CACHED_SCHEMA_BYTES:
+            return SchemaMessage(message)
+        return _cached_schema(message)
 
 
-class _SchemaCache:
-    """Schemas are few and come back with every batch; hostile ones are many: bounded."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, SchemaMessage] = OrderedDict()
-        # Replaced as a whole and never changed, so that it is read without the lock.
-        self._recent: tuple[SchemaMessage, ...] = ()
-
-    def of(self, schema: pa.Schema) -> SchemaMessage:
-        for known in self._recent:
-            if known.schema.equals(schema, check_metadata=True):
-                return known
-        message = schema.serialize().to_pybytes()
-        found = self._find(message)
-        # An extension type may have been registered since the cached one was read.
-        if found is None or not found.schema.equals(schema, check_metadata=True):
-            found = self._keep(SchemaMessage(message, schema))
-        self._recent = (found, *self._recent[: RECENT_SCHEMAS - 1])
-        return found
-
-    def parse(self, message: bytes) -> SchemaMessage:
-        return self._find(message) or self._keep(SchemaMessage(message))
-
-    def _find(self, message: bytes) -> SchemaMessage | None:
-        with self._lock:
-            found = self._known.get(message)
-            if found is not None:
-                self._known.move_to_end(message)
-            return found
-
-    def _keep(self, made: SchemaMessage) -> SchemaMessage:
-        if len(made.message) <= MAX_CACHED_SCHEMA_BYTES:
-            with self._lock:
-                self._known[made.message] = made
-                if len(self._known) > MAX_CACHED_SCHEMAS:
-                    self._known.popitem(last=False)
-        return made
+# Schemas are few and come back with every batch; hostile ones are many: bounded.
+_cached_schema: Final = lru_cache(maxsize=MAX_CACHED_SCHEMAS)(SchemaMessage)
 
 
-_schemas: Final = _SchemaCache()
+class _Recent:
+    """The last schemas seen: replaced as a whole, so that it is read without a lock."""
+
+    schemas: tuple[SchemaMessage, ...] = ()
+
+
+_recent: Final = _Recent()
 
 
 class EncodedBatch:
     """One record batch as IPC messages. Never changed after it is made."""
 
-    __slots__ = ("_batch_crc", "_crc", "_stream", "batch", "dictionaries", "rows", "schema")
+    __slots__ = (
+        "_batch_crc",
+        "_crc",
+        "_digest",
+        "_stream",
+        "batch",
+        "dictionaries",
+        "rows",
+        "schema",
+    )
 
     def __init__(
         self,
@@ -124,6 +137,7 @@ class EncodedBatch:
         self._stream = stream
         self._batch_crc: int | None = None
         self._crc: int | None = None
+        self._digest: bytes | None = None
 
     @property
     def nbytes(self) -> int:
@@ -160,9 +174,12 @@ class EncodedBatch:
             self._crc = crc32_combine(crc, _EOS_CRC, _EOS_SIZE)
         return self._crc
 
+    @property
     def dictionary_digest(self) -> bytes:
         """Names the dictionaries: batches may share a file only if theirs are the same."""
-        return blake3(self.dictionaries).digest() if self.dictionaries.size else b""
+        if self._digest is None:
+            self._digest = blake3(self.dictionaries).digest() if self.dictionaries.size else b""
+        return self._digest
 
     def decode(self) -> pa.RecordBatch:
         """The batch, over the memory it lies in; copied once if that is not aligned."""
@@ -182,7 +199,7 @@ class EncodedBatch:
 
 def encode_batch(batch: pa.RecordBatch) -> EncodedBatch:
     """Encode a batch. Slices are cut to what they show; nothing is compressed."""
-    schema = _schemas.of(batch.schema)
+    schema = SchemaMessage.of(batch.schema)
     if batch.num_rows > MAX_ROWS:
         raise LimitExceeded("rows in a slot", batch.num_rows, MAX_ROWS)
     try:
@@ -193,7 +210,7 @@ def encode_batch(batch: pa.RecordBatch) -> EncodedBatch:
             writer.write_batch(batch)
     except _ARROW_ERRORS as error:
         raise InvalidBundle(f"a batch can't be encoded: {error}") from None
-    return _Stream.read(sink.getvalue()).encoded()
+    return _Stream(sink.getvalue()).encoded()
 
 
 def parse_stream(data: bytes | memoryview | pa.Buffer, *, max_bytes: int) -> EncodedBatch:
@@ -207,7 +224,7 @@ def parse_stream(data: bytes | memoryview | pa.Buffer, *, max_bytes: int) -> Enc
     if buffer.size > max_bytes:
         raise LimitExceeded("bytes in a slot", buffer.size, max_bytes)
     try:
-        stream = _Stream.read(buffer)
+        stream = _Stream(buffer)
         inflated = stream.inflated_size()
         if inflated > max_bytes:
             raise LimitExceeded("uncompressed bytes in a slot", inflated, max_bytes)
@@ -237,72 +254,66 @@ def column_indices(schema: pa.Schema, columns: Sequence[str]) -> list[int]:
 class _Stream:
     """An IPC stream taken apart: one schema, its dictionaries, one batch."""
 
-    __slots__ = ("_batch", "_data", "_dictionaries", "_schema", "rows")
+    __slots__ = ("_batch", "_data", "_dictionaries", "_schema", "_schema_end", "rows")
 
-    def __init__(
-        self,
-        data: pa.Buffer,
-        schema: msg.Message,
-        dictionaries: list[msg.Message],
-        batch: msg.Message,
-    ) -> None:
+    def __init__(self, data: pa.Buffer) -> None:
         self._data = data
-        self._schema = schema
-        self._dictionaries = dictionaries
-        self._batch = batch
-        self.rows = batch.header.i64(0)
-
-    @classmethod
-    def read(cls, data: pa.Buffer) -> _Stream:
-        schema = _expect(msg.read_message(data, 0), msg.SCHEMA)
-        dictionaries: list[msg.Message] = []
-        following = msg.read_message(data, schema.end)
+        end = msg.metadata_end(data, 0)
+        if end is None:
+            raise FlatbufferError("the stream is empty")
+        # By its bytes alone: a schema that was seen before isn't taken apart again.
+        self._schema = SchemaMessage.parse(data.slice(0, end).to_pybytes())
+        self._schema_end = end
+        self._dictionaries: list[msg.Message] = []
+        following = msg.read_message(data, end)
         while following is not None and following.kind == msg.DICTIONARY_BATCH:
-            dictionaries.append(following)
-            if len(dictionaries) > MAX_DICTIONARIES:
-                raise LimitExceeded("dictionaries in a slot", len(dictionaries), MAX_DICTIONARIES)
+            self._dictionaries.append(following)
+            count = len(self._dictionaries)
+            if count > MAX_DICTIONARIES:
+                raise LimitExceeded("dictionaries in a slot", count, MAX_DICTIONARIES)
             following = msg.read_message(data, following.end)
-        batch = _expect(following, msg.RECORD_BATCH)
-        if msg.read_message(data, batch.end) is not None:
-            raise FlatbufferError("there is more than one batch")
-        if data.size - batch.end not in (0, _EOS_SIZE):
-            raise FlatbufferError("there are bytes behind the end of the stream")
-        if batch.header.i64(0) < 0:
+        self._batch = _expect(following, msg.RECORD_BATCH)
+        self.rows = self._batch.header.i64(0)
+        if self.rows < 0:
             raise FlatbufferError("a batch has a negative number of rows")
-        return cls(data, schema, dictionaries, batch)
+        if {part.header.i64(0) for part in self._dictionaries} != self._schema.dictionary_ids:
+            raise FlatbufferError("the dictionaries are not those that the schema names")
+        self._check_end()
+
+    def _check_end(self) -> None:
+        end = self._batch.end
+        if msg.metadata_end(self._data, end) is not None:
+            raise FlatbufferError("there is more than one batch")
+        if self._data.size - end not in (0, _EOS_SIZE):
+            raise FlatbufferError("there are bytes behind the end of the stream")
 
     def encoded(self) -> EncodedBatch:
-        data, first = self._data, self._schema
-        schema = _schemas.parse(data.slice(first.start, first.end - first.start).to_pybytes())
-        batch = data.slice(self._batch.start, self._batch.end - self._batch.start)
-        if not schema.has_dictionaries:
-            return EncodedBatch(schema, batch, self.rows)
-        dictionaries = data.slice(first.end, self._batch.start - first.end)
-        return EncodedBatch(schema, batch, self.rows, dictionaries, data)
+        data, start = self._data, self._batch.start
+        batch = data.slice(start, self._batch.end - start)
+        if not self._dictionaries:
+            return EncodedBatch(self._schema, batch, self.rows)
+        dictionaries = data.slice(self._schema_end, start - self._schema_end)
+        return EncodedBatch(self._schema, batch, self.rows, dictionaries, data)
 
     def inflated_size(self) -> int:
         """Memory that decoding takes; raises if a buffer lies outside of its message."""
-        return sum(msg.inflated_size(self._data, part) for part in self._parts)
+        size = msg.inflated_size(self._data, self._batch)
+        return size + sum(msg.inflated_size(self._data, part) for part in self._dictionaries)
 
     @property
     def fits_a_file(self) -> bool:
         """Whether the messages can stand in an IPC file that everybody reads."""
-        dictionary_ids = [part.header.i64(0) for part in self._dictionaries]
         return (
-            all(part.version == msg.VERSION_5 and part.aligned for part in self._all)
-            and self._schema.header.i16(0) == msg.LITTLE_ENDIAN
-            and len(set(dictionary_ids)) == len(dictionary_ids)
+            self._schema.portable
+            and _fits_a_file(self._batch)
+            and all(_fits_a_file(part) for part in self._dictionaries)
             and not any(part.header.u8(2) for part in self._dictionaries)
-            and all(msg.codec_of(msg.batch_table(p)) != msg.CODEC_LZ4 for p in self._parts)
+            and len(self._dictionaries) == len(self._schema.dictionary_ids)
         )
 
-    @property
-    def _parts(self) -> list[msg.Message]:
-        return [*self._dictionaries, self._batch]
 
-    @property
-    def _all(self) -> list[msg.Message]:
-        return [self._schema, *self._parts]
+def _fits_a_file(part: msg.Message) -> bool:
+    return part.portable and msg.codec_of(msg.batch_table(part)) != msg.CODEC_LZ4
 
 
 def _expect(found: msg.Message | None, kind: int) -> msg.Message:

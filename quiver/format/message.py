@@ -8,7 +8,6 @@ takes, so that a small message can't ask for a large allocation.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
@@ -31,28 +30,39 @@ CODEC_LZ4: Final = 0
 STORED_RAW: Final = -1
 
 _PREFIX = Struct("<Ii")
+_BUFFER = Struct("<qq")
 _SIZE = Struct("<q")
 
 
-@dataclass(frozen=True, slots=True)
 class Message:
     """One message inside a buffer: ``start`` and ``end`` include prefix and body."""
 
-    start: int
-    body: int
-    end: int
-    kind: int
-    version: int
-    header: Table
+    __slots__ = ("body", "end", "header", "kind", "start", "version")
+
+    def __init__(self, data: pa.Buffer, start: int, body: int) -> None:
+        table = Table.root(data.slice(start + PREFIX_SIZE, body - start - PREFIX_SIZE).to_pybytes())
+        header, body_length = table.table(2), table.i64(3)
+        if header is None:
+            raise FlatbufferError("a message has no header")
+        if body_length < 0 or body_length > data.size - body:
+            raise FlatbufferError("a message's body is longer than the data")
+        self.start: Final = start
+        self.body: Final = body
+        self.end: Final = body + body_length
+        self.kind: Final = table.u8(1)
+        self.version: Final = table.i16(0)
+        self.header: Final = header
 
     @property
-    def aligned(self) -> bool:
-        """Whether metadata and body have lengths that keep the next message aligned."""
-        return not ((self.body - self.start) % ALIGNMENT or (self.end - self.body) % ALIGNMENT)
+    def portable(self) -> bool:
+        """Whether it is of today's version and keeps what follows it aligned."""
+        return self.version == VERSION_5 and not (
+            (self.body - self.start) % ALIGNMENT or (self.end - self.body) % ALIGNMENT
+        )
 
 
-def read_message(data: pa.Buffer, start: int) -> Message | None:
-    """The message at ``start``, all of it inside ``data``; ``None`` at the stream's end."""
+def metadata_end(data: pa.Buffer, start: int) -> int | None:
+    """Where the metadata of the message at ``start`` ends; ``None`` at the stream's end."""
     left = data.size - start
     if left == 0:
         return None
@@ -65,14 +75,13 @@ def read_message(data: pa.Buffer, start: int) -> Message | None:
         return None
     if length < 0 or length > left - PREFIX_SIZE:
         raise FlatbufferError("a message's metadata is longer than the data")
-    body = start + PREFIX_SIZE + length
-    table = Table.root(data.slice(start + PREFIX_SIZE, length).to_pybytes())
-    header, body_length = table.table(2), table.i64(3)
-    if header is None:
-        raise FlatbufferError("a message has no header")
-    if body_length < 0 or body_length > data.size - body:
-        raise FlatbufferError("a message's body is longer than the data")
-    return Message(start, body, body + body_length, table.u8(1), table.i16(0), header)
+    return start + PREFIX_SIZE + int(length)
+
+
+def read_message(data: pa.Buffer, start: int) -> Message | None:
+    """The message at ``start``, all of it inside ``data``; ``None`` at the stream's end."""
+    body = metadata_end(data, start)
+    return None if body is None else Message(data, start, body)
 
 
 def batch_table(message: Message) -> Table:
@@ -95,20 +104,14 @@ def inflated_size(data: pa.Buffer, message: Message) -> int:
     """Bytes that decoding takes: the body itself, or what compressed buffers declare."""
     batch = batch_table(message)
     length = message.end - message.body
-    buffers = batch.integers(2, "q", 2)
-    offsets, sizes = buffers[::2], buffers[1::2]
-    if any(
-        offset < 0 or size < 0 or offset + size > length
-        for offset, size in zip(offsets, sizes, strict=True)
-    ):
-        raise FlatbufferError("a column's buffer lies outside of its message")
-    if codec_of(batch) is None:
-        return length
+    compressed = codec_of(batch) is not None
     total = 0
-    for offset, size in zip(offsets, sizes, strict=True):
-        if size:
+    for offset, size in batch.structs(2, _BUFFER):
+        if offset < 0 or size < 0 or offset + size > length:
+            raise FlatbufferError("a column's buffer lies outside of its message")
+        if compressed and size:
             total += _declared_size(data, message.body + offset, size)
-    return total
+    return total if compressed else length
 
 
 def _declared_size(data: pa.Buffer, start: int, size: int) -> int:
