@@ -1,0 +1,337 @@
+"""The entries of a log file.
+
+Every entry is framed the same way, little-endian::
+
+    entry_len  u32   length of the body, at most 256 MiB
+    body
+    crc32      u32   CRC-32 of the body
+
+and the bodies we write all begin alike::
+
+    0   type           u8
+    1   ingestion_ts   i64  ns since the epoch
+    9   sequence       u64  contiguous over all entries, in and across files
+    17  slot_bitmap    u64  bit n set: slot n is there
+    25  marker         4    b"\\xb5QV1": finds entries again behind damage
+    29  synced_before  u64  all entries below it were on disk when this one was made
+
+``synced_before`` is what tells damage from a torn tail: once an entry says that sequence
+7 was synced, a bad entry 7 can't be blamed on a crash.  It costs nothing, since every
+entry carries it anyway.
+
+====  ==========  ==================================================================
+type  name        what follows the 37 bytes
+====  ==========  ==================================================================
+64    bundle      ``segment_seq u64, bundle_index u32, ext_len u32``, ext, slot blocks
+65    slot name   ``slot_id u16, name_len u16``, name
+66    watermark   nothing: it is there for its ``synced_before``
+67    seal        nothing: the log was closed cleanly
+====  ==========  ==================================================================
+
+A slot block is ``slot_id u16, fingerprint 32, row_count u32, payload_len u32``, then one
+Arrow IPC stream.  We write them by ascending slot.  *ext* is a list of ``tag u8, len u32,
+bytes``: 1 key (UTF-8), 2 content hash (32), 3 attributes (JSON object of strings), 4
+event-time range (two i64); unknown tags are skipped.
+
+Type 0 is the Rust crate's bundle: the first 25 bytes, then slot blocks in any order.
+Types this version doesn't know are skipped by their length.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from quiver.errors import InvalidBundle, LimitExceeded, WalCorrupt
+from quiver.format.crc import Bytes, crc32, crc32_combine
+from quiver.format.record import FINGERPRINT_SIZE, NO_ATTRIBUTES, EncodedSlot
+from quiver.ids import MAX_SLOTS, BundleRef
+
+FOREIGN_BUNDLE: Final = 0
+BUNDLE: Final = 64
+SLOT_NAME: Final = 65
+WATERMARK: Final = 66
+SEAL: Final = 67
+
+MARKER: Final = b"\xb5QV1"
+MAX_BODY: Final = 256 * 1024 * 1024
+MAX_SLOT_NAME: Final = 1024
+SMALL_PIECE: Final = 4096
+"""Pieces below this are joined before they are written: a copy is cheaper than an iovec."""
+
+FOREIGN_PREFIX_SIZE: Final = 25
+PREFIX_SIZE: Final = 37
+FRAME: Final = 8
+"""Bytes of an entry besides its body."""
+
+_FOREIGN_PREFIX = struct.Struct("<BqQQ")
+_PREFIX = struct.Struct("<BqQQ4sQ")
+_BUNDLE_HEAD = struct.Struct("<BqQQ4sQQII")
+_BUNDLE_TAIL = struct.Struct("<QII")
+_SLOT = struct.Struct("<H32sII")
+_EXT = struct.Struct("<BI")
+_NAME = struct.Struct("<HH")
+_RANGE = struct.Struct("<qq")
+_U32 = struct.Struct("<I")
+assert _FOREIGN_PREFIX.size == FOREIGN_PREFIX_SIZE
+assert _PREFIX.size == PREFIX_SIZE
+assert _BUNDLE_HEAD.size == PREFIX_SIZE + _BUNDLE_TAIL.size
+SLOT_HEAD_SIZE: Final = _SLOT.size
+
+_KEY, _HASH, _ATTRIBUTES, _EVENT_TIME = 1, 2, 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class BundleExtras:
+    """What a producer may say about a bundle besides its rows."""
+
+    key: str | None = None
+    content_hash: bytes | None = None
+    attributes: Mapping[str, str] = field(default_factory=lambda: NO_ATTRIBUTES)
+    event_time: tuple[int, int] | None = None
+
+    def encode(self) -> bytes:
+        """The bytes of *ext*; none at all for a bundle that says nothing."""
+        parts: list[bytes] = []
+        if self.key is not None:
+            parts.append(_tagged(_KEY, self.key.encode()))
+        if self.content_hash is not None:
+            parts.append(_tagged(_HASH, self.content_hash))
+        if self.attributes:
+            parts.append(_tagged(_ATTRIBUTES, _json(self.attributes)))
+        if self.event_time is not None:
+            parts.append(_tagged(_EVENT_TIME, _RANGE.pack(*self.event_time)))
+        return b"".join(parts)
+
+
+NO_EXTRAS: Final = BundleExtras()
+
+
+def _tagged(tag: int, data: bytes) -> bytes:
+    return _EXT.pack(tag, len(data)) + data
+
+
+def _json(attributes: Mapping[str, str]) -> bytes:
+    text = json.dumps(dict(attributes), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return text.encode()
+
+
+class SlotBlock(NamedTuple):
+    """One slot as the log has it; ``payload`` is a slice of the entry, not a copy."""
+
+    slot: int
+    fingerprint: bytes
+    rows: int
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class BundleEntry:
+    """A decoded bundle. ``ref`` and ``synced_before`` are ``None`` in the Rust crate's."""
+
+    kind: int
+    ingestion_ts_ns: int
+    sequence: int
+    synced_before: int | None
+    ref: BundleRef | None
+    extras: BundleExtras
+    slots: tuple[SlotBlock, ...]
+
+
+class PreparedBody:
+    """The slot blocks of a bundle with their checksum: all that needs no sequence yet."""
+
+    __slots__ = ("bitmap", "crc", "length", "pieces")
+
+    def __init__(self, pieces: list[Bytes], length: int, crc: int, bitmap: int) -> None:
+        self.pieces = pieces
+        self.length = length
+        self.crc = crc
+        self.bitmap = bitmap
+
+    def entry_size(self, ext: bytes = b"") -> int:
+        """Bytes the whole entry takes in the file."""
+        return FRAME + _BUNDLE_HEAD.size + len(ext) + self.length
+
+
+def prepare_bundle(slots: Sequence[EncodedSlot]) -> PreparedBody:
+    """Lay out the slot blocks and take their checksum, before any lock is held."""
+    if len(slots) > MAX_SLOTS:
+        raise LimitExceeded("slots in a bundle", len(slots), MAX_SLOTS)
+    if len(slots) > 1:
+        slots = sorted(slots, key=lambda slot: slot.slot)
+    pieces: list[Bytes] = []
+    small: list[bytes] = []
+    length = crc = bitmap = 0
+    for slot in slots:
+        batch = slot.batch
+        payload_len = batch.payload_len
+        head = _SLOT.pack(_slot_id(slot, bitmap), slot.fingerprint, batch.rows, payload_len)
+        crc = crc32_combine(crc32(head, crc), batch.crc, payload_len)
+        bitmap |= 1 << slot.slot
+        length += SLOT_HEAD_SIZE + payload_len
+        small.append(head)
+        for piece in batch.buffers():
+            if len(piece) < SMALL_PIECE:
+                small.append(piece if isinstance(piece, bytes) else bytes(piece))
+            else:
+                pieces.append(b"".join(small))
+                pieces.append(piece)
+                small.clear()
+    pieces.append(b"".join(small))
+    if length > MAX_BODY - _BUNDLE_HEAD.size:
+        raise LimitExceeded("bytes of a bundle in the log", length, MAX_BODY)
+    return PreparedBody(pieces, length, crc, bitmap)
+
+
+def _slot_id(slot: EncodedSlot, bitmap: int) -> int:
+    number = slot.slot
+    if not 0 <= number < MAX_SLOTS:
+        raise LimitExceeded("slot id", number, MAX_SLOTS - 1)
+    if bitmap >> number & 1:
+        raise InvalidBundle(f"slot {number} is in the bundle twice.", slot=number)
+    if len(slot.fingerprint) != FINGERPRINT_SIZE:
+        raise InvalidBundle(f"the fingerprint of slot {number} is not 32 bytes long.", slot=number)
+    return number
+
+
+def seal_bundle(
+    prepared: PreparedBody,
+    sequence: int,
+    synced_before: int,
+    ref: BundleRef,
+    ts: int,
+    ext: bytes = b"",
+) -> list[Bytes]:
+    """The whole entry in pieces, in order; :meth:`PreparedBody.entry_size` is their length.
+
+    Called under the ingest lock, so it only packs: the payload was summed before.
+    """
+    body_len = _BUNDLE_HEAD.size + len(ext) + prepared.length
+    if body_len > MAX_BODY:
+        raise LimitExceeded("bytes of a bundle in the log", body_len, MAX_BODY)
+    segment, index = ref
+    head = _BUNDLE_HEAD.pack(
+        BUNDLE, ts, sequence, prepared.bitmap, MARKER, synced_before, segment, index, len(ext)
+    )
+    if ext:
+        head += ext
+    crc = _U32.pack(crc32_combine(crc32(head), prepared.crc, prepared.length))
+    pieces = prepared.pieces
+    if len(pieces) == 1:
+        return [_U32.pack(body_len) + head + bytes(pieces[0]) + crc]
+    first = _U32.pack(body_len) + head + bytes(pieces[0])
+    return [first, *pieces[1:-1], bytes(pieces[-1]) + crc]
+
+
+def encode_control(
+    kind: int, payload: bytes, *, sequence: int, synced_before: int, ts: int
+) -> bytes:
+    """A whole entry of one of the small kinds."""
+    body = _PREFIX.pack(kind, ts, sequence, 0, MARKER, synced_before) + payload
+    return _U32.pack(len(body)) + body + _U32.pack(crc32(body))
+
+
+def control_size(payload: bytes = b"") -> int:
+    """Bytes such an entry takes in the file."""
+    return FRAME + PREFIX_SIZE + len(payload)
+
+
+def encode_slot_name(slot: int, name: str) -> bytes:
+    """What a slot-name entry carries."""
+    data = name.encode()
+    if not 0 <= slot < MAX_SLOTS:
+        raise LimitExceeded("slot id", slot, MAX_SLOTS - 1)
+    if len(data) > MAX_SLOT_NAME:
+        raise LimitExceeded("bytes of a slot name", len(data), MAX_SLOT_NAME)
+    return _NAME.pack(slot, len(data)) + data
+
+
+# Reading.  The frame and its checksum have been checked; the structure has not.
+
+
+def decode_slot_name(body: memoryview) -> tuple[int, str]:
+    """Slot id and name from the body of a slot-name entry."""
+    try:
+        slot, length = _NAME.unpack_from(body, PREFIX_SIZE)
+        data = bytes(body[PREFIX_SIZE + _NAME.size :])
+        if len(data) != length or slot >= MAX_SLOTS:
+            raise _malformed("a slot name", body)
+        return slot, data.decode()
+    except (struct.error, UnicodeDecodeError):
+        raise _malformed("a slot name", body) from None
+
+
+def decode_bundle(body: memoryview) -> BundleEntry:
+    """A bundle of ours or of the Rust crate; the payloads are slices of ``body``."""
+    try:
+        if body[0] == FOREIGN_BUNDLE:
+            kind, ts, sequence, bitmap = _FOREIGN_PREFIX.unpack_from(body)
+            slots = _decode_slots(body, FOREIGN_PREFIX_SIZE, bitmap)
+            return BundleEntry(kind, ts, sequence, None, None, NO_EXTRAS, slots)
+        kind, ts, sequence, bitmap, _, synced, segment, index, ext_len = _BUNDLE_HEAD.unpack_from(
+            body
+        )
+        start = _BUNDLE_HEAD.size
+        extras = decode_extras(body[start : start + ext_len]) if ext_len else NO_EXTRAS
+        slots = _decode_slots(body, start + ext_len, bitmap)
+    except (struct.error, ValueError):
+        raise _malformed("a bundle", body) from None
+    return BundleEntry(kind, ts, sequence, synced, BundleRef(segment, index), extras, slots)
+
+
+def _decode_slots(body: memoryview, offset: int, bitmap: int) -> tuple[SlotBlock, ...]:
+    slots: list[SlotBlock] = []
+    seen = 0
+    for _ in range(bitmap.bit_count()):
+        slot, fingerprint, rows, length = _SLOT.unpack_from(body, offset)
+        start = offset + SLOT_HEAD_SIZE
+        offset = start + length
+        if slot >= MAX_SLOTS or seen >> slot & 1 or offset > len(body):
+            raise ValueError("a slot block is out of bounds")
+        seen |= 1 << slot
+        slots.append(SlotBlock(slot, fingerprint, rows, body[start:offset]))
+    if offset != len(body):
+        raise ValueError("bytes behind the last slot block")
+    return tuple(slots)
+
+
+def decode_extras(data: memoryview) -> BundleExtras:
+    """Read *ext*; ``ValueError`` if it is not one. Unknown tags are for later versions."""
+    found: dict[str, Any] = {}
+    offset = 0
+    while offset < len(data):
+        tag, length = _EXT.unpack_from(data, offset)
+        start = offset + _EXT.size
+        offset = start + length
+        if offset > len(data):
+            raise ValueError("a tag runs past the end")
+        value = bytes(data[start:offset])
+        if tag == _KEY:
+            found["key"] = value.decode()
+        elif tag == _HASH:
+            found["content_hash"] = value
+        elif tag == _ATTRIBUTES:
+            found["attributes"] = _attributes(value)
+        elif tag == _EVENT_TIME:
+            found["event_time"] = _RANGE.unpack(value)
+    return BundleExtras(**found)
+
+
+def _attributes(data: bytes) -> dict[str, str]:
+    value = json.loads(data)
+    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+        raise ValueError("attributes are not an object of strings")
+    return value
+
+
+def _malformed(what: str, body: memoryview) -> WalCorrupt:
+    sequence = int.from_bytes(body[9:17], "little")
+    return WalCorrupt(
+        f"{what} with sequence {sequence:,} passes its checksum and makes no sense.",
+        advice="It was not written by Quiver as it is: see quiver verify.",
+        sequence=sequence,
+    )

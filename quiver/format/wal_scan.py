@@ -1,0 +1,168 @@
+"""Finding the entries in a piece of a log file.
+
+:func:`scan_own` is the loop that reads a log back: one unpack, one checksum and one
+comparison per entry, so that recovery runs at the speed of memory.  It stops at the first
+place where anything is not as usual (the end of the piece, of the log, an unknown entry
+without marker, damage); :func:`read_one` then looks at that place alone and says what is
+there.  Keeping the two apart is what keeps the loop short.
+
+The checksum is compared through its residue: the CRC-32 of bytes followed by their own
+CRC-32 is always the same number, so the stored value need not be unpacked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import Enum
+from typing import Final, NamedTuple
+
+from quiver.format.crc import crc32
+from quiver.format.wal_entry import (
+    BUNDLE,
+    FOREIGN_PREFIX_SIZE,
+    FRAME,
+    MARKER,
+    MAX_BODY,
+    PREFIX_SIZE,
+)
+
+RESIDUE: Final = 0x2144DF1C
+TERMINATOR: Final = bytes(64)
+"""Written behind every group, overwritten by the next: the end of the log."""
+
+MARKER_OFFSET: Final = 4 + FOREIGN_PREFIX_SIZE
+HEAD_SIZE: Final = 49
+
+_HEAD = struct.Struct("<IB8xQ8x4sQQ")
+_FOREIGN_HEAD = struct.Struct("<IB8xQ")
+_LENGTH = struct.Struct("<I")
+_SEQUENCE = struct.Struct("<Q")
+assert _HEAD.size == HEAD_SIZE
+
+
+class Found(NamedTuple):
+    """A sound entry between two offsets of the piece.
+
+    ``synced_before`` is 0 and ``segment_seq`` -1 where the entry doesn't say.
+    """
+
+    start: int
+    end: int
+    kind: int
+    sequence: int
+    synced_before: int
+    segment_seq: int
+
+
+class Stop(Enum):
+    """Why no entry can be read at a place."""
+
+    END = "end"  # a terminator
+    BAD = "bad"  # something that is not an entry
+    MORE = "more"  # an entry may begin here and reach beyond the piece
+
+
+def scan_own(
+    view: memoryview, start: int, expected: int
+) -> tuple[list[tuple[int, int, int, int, int, int]], int, int]:
+    """The usual entries from ``start`` on, the first with sequence ``expected``.
+
+    Gives plain tuples in the order of :class:`Found`, the offset after the last of them,
+    and the sequence expected there.
+    """
+    found: list[tuple[int, int, int, int, int, int]] = []
+    append, unpack, residue = found.append, _HEAD.unpack_from, RESIDUE
+    limit = len(view)
+    last = limit - HEAD_SIZE
+    while start <= last:
+        length, kind, sequence, marker, synced, segment = unpack(view, start)
+        end = start + FRAME + length
+        if (
+            sequence != expected
+            or marker != MARKER
+            or end > limit
+            or length < PREFIX_SIZE
+            or crc32(view[start + 4 : end]) != residue
+        ):
+            break
+        append((start, end, kind, sequence, synced, segment if kind == BUNDLE else -1))
+        start = end
+        expected += 1
+    return found, start, expected
+
+
+def scan_foreign(view: memoryview, start: int) -> tuple[list[Found], int]:
+    """The sound entries of a log of the Rust crate: any type, any sequence."""
+    found: list[Found] = []
+    while isinstance(entry := read_one(view, start, foreign=True), Found):
+        found.append(entry)
+        start = entry.end
+    return found, start
+
+
+def read_one(view: memoryview, start: int, *, foreign: bool) -> Found | Stop:
+    """What is at an offset.  ``MORE`` if ``view`` ends too early to tell.
+
+    The caller knows whether the file ends there too, and so what ``MORE`` means.
+    """
+    if len(view) - start < 4:
+        return Stop.MORE
+    (length,) = _LENGTH.unpack_from(view, start)
+    if length == 0:
+        return _zeros(bytes(view[start : start + len(TERMINATOR)]))
+    if not (1 if foreign else FOREIGN_PREFIX_SIZE) <= length <= MAX_BODY:
+        return Stop.BAD
+    end = start + FRAME + length
+    if end > len(view):
+        return Stop.MORE
+    if crc32(view[start + 4 : end]) != RESIDUE:
+        return Stop.BAD
+    return _describe(bytes(view[start : start + HEAD_SIZE]), start, end)
+
+
+def _zeros(piece: bytes) -> Stop:
+    if piece.strip(b"\0"):
+        return Stop.BAD
+    return Stop.END if len(piece) == len(TERMINATOR) else Stop.MORE
+
+
+def _describe(head: bytes, start: int, end: int) -> Found:
+    body = end - start - FRAME
+    padded = head.ljust(HEAD_SIZE, b"\0")
+    _, kind, sequence, marker, synced, segment = _HEAD.unpack(padded)
+    if body < FOREIGN_PREFIX_SIZE:
+        return Found(start, end, kind, 0, 0, -1)
+    if body < PREFIX_SIZE or marker != MARKER:
+        return Found(start, end, kind, sequence, 0, -1)
+    return Found(start, end, kind, sequence, synced, segment if kind == BUNDLE else -1)
+
+
+def candidates(data: bytes, above: int) -> Iterator[tuple[int, int, int, int]]:
+    """Places in ``data`` that may begin one of our entries with a sequence over ``above``.
+
+    As ``(offset, entry size, sequence, synced_before)``; nothing is checked but what can
+    be seen at a glance.  ``offset`` is negative for an entry that began before ``data``.
+    """
+    at = data.find(MARKER)
+    while at >= 0:
+        start = at - MARKER_OFFSET
+        if start >= 0 and start + MARKER_OFFSET + 12 <= len(data):
+            length, _, sequence = _FOREIGN_HEAD.unpack_from(data, start)
+            (synced,) = _SEQUENCE.unpack_from(data, at + 4)
+            if PREFIX_SIZE <= length <= MAX_BODY and above < sequence and synced <= sequence:
+                yield start, FRAME + length, sequence, synced
+        at = data.find(MARKER, at + 1)
+
+
+def foreign_candidates(data: bytes, sequence: int) -> Iterator[tuple[int, int]]:
+    """Places that may begin an entry of the Rust crate with this very sequence."""
+    wanted = _SEQUENCE.pack(sequence)
+    at = data.find(wanted)
+    while at >= 0:
+        start = at - 13
+        if start >= 0:
+            (length,) = _LENGTH.unpack_from(data, start)
+            if FOREIGN_PREFIX_SIZE <= length <= MAX_BODY:
+                yield start, FRAME + length
+        at = data.find(wanted, at + 1)
