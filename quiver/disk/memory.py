@@ -314,8 +314,9 @@ class MemoryDisk:
 
     def rename(self, source: str, target: str) -> None:
         with self.mutex:
-            names, name, inode = self._file(source)
+            self._place(source)
             target_names, target_name = self._place(target)
+            names, name, inode = self._file(source)
             replaced = target_names.get(target_name)
             if replaced is inode:
                 return

@@ -35,32 +35,38 @@ class PosixFile:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
+    def _live(self) -> int:
+        # Python's own check raises ValueError for some calls and OSError for others.
+        if self._fd < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return self._fd
+
     def pwritev(self, buffers: Sequence[Bytes], offset: int) -> int:
-        return os.pwritev(self._fd, buffers, offset)
+        return os.pwritev(self._live(), buffers, offset)
 
     def pread(self, size: int, offset: int) -> bytes:
         # The kernel gives at most 2 GiB per call: ask on until there is no more.
-        first = os.pread(self._fd, size, offset)
+        first = os.pread(self._live(), size, offset)
         if len(first) == size or not first:
             return first
         parts = [first]
         got = len(first)
-        while got < size and (more := os.pread(self._fd, size - got, offset + got)):
+        while got < size and (more := os.pread(self._live(), size - got, offset + got)):
             parts.append(more)
             got += len(more)
         return b"".join(parts)
 
     def size(self) -> int:
-        return os.fstat(self._fd).st_size
+        return os.fstat(self._live()).st_size
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._fd, size)
+        os.ftruncate(self._live(), size)
 
     def fdatasync(self) -> None:
-        os.fdatasync(self._fd)
+        os.fdatasync(self._live())
 
     def fsync(self) -> None:
-        os.fsync(self._fd)
+        os.fsync(self._live())
 
     def close(self) -> None:
         # Forget the number first: after a failed close it may belong to another file.
