@@ -1,0 +1,202 @@
+"""A segment's manifest: one row per bundle, with where its batches are and its metadata.
+
+Written once as a batch; read in place, a value at a time, because a segment may hold
+65,536 bundles and most readers want them one by one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from quiver.errors import SegmentInvalidIpc, UnknownBundle
+from quiver.format.ipc_file import IpcFile
+from quiver.format.record import NO_ATTRIBUTES, BundleMeta
+from quiver.format.segment import HASH, column, decode_table, encode_table
+
+_REF: Final = pa.struct(
+    [
+        pa.field("slot_id", pa.uint16(), nullable=False),
+        pa.field("stream_id", pa.uint32(), nullable=False),
+        pa.field("chunk_index", pa.uint32(), nullable=False),
+    ]
+)
+MANIFEST: Final = pa.schema(
+    [
+        pa.field("bundle_index", pa.uint32(), nullable=False),
+        # The Rust crate leaves this one out where it doesn't know, or writes nulls.
+        pa.field("item_count", pa.uint64()),
+        pa.field("slot_refs", pa.list_(pa.field("item", _REF)), nullable=False),
+        # Ours:
+        pa.field("sequence", pa.uint64()),
+        pa.field("ingestion_ts", pa.int64()),
+        pa.field("key", pa.utf8()),
+        pa.field("content_hash", HASH),
+        pa.field("attributes", pa.utf8()),
+        pa.field("event_min", pa.int64()),
+        pa.field("event_max", pa.int64()),
+        pa.field("nbytes", pa.uint64()),
+    ]
+)
+_Code: TypeAlias = Literal["H", "I", "Q", "q", "i"]
+_CODES: Final[dict[pa.DataType, _Code]] = {
+    pa.uint16(): "H",
+    pa.uint32(): "I",
+    pa.uint64(): "Q",
+    pa.int64(): "q",
+}
+_WHAT: Final = "manifest"
+
+
+class SlotRef(NamedTuple):
+    """Where one slot of a bundle is: the batch ``chunk_index`` of a stream."""
+
+    slot_id: int
+    stream_id: int
+    chunk_index: int
+
+
+def encode_manifest(bundles: Sequence[tuple[Sequence[SlotRef], BundleMeta]]) -> IpcFile:
+    """The manifest of bundles in their order."""
+    metas = [meta for _, meta in bundles]
+    columns: dict[str, list[Any]] = {
+        "bundle_index": list(range(len(metas))),
+        "item_count": [meta.rows for meta in metas],
+        "sequence": [meta.sequence for meta in metas],
+        "ingestion_ts": [meta.ingestion_ts_ns for meta in metas],
+        "key": [meta.key for meta in metas],
+        "content_hash": [meta.content_hash for meta in metas],
+        "attributes": [_json(meta.attributes) for meta in metas],
+        "event_min": [meta.event_time and meta.event_time[0] for meta in metas],
+        "event_max": [meta.event_time and meta.event_time[1] for meta in metas],
+        "nbytes": [meta.nbytes for meta in metas],
+    }
+    refs = _encode_refs([refs for refs, _ in bundles])
+    arrays = [
+        refs if field.name == "slot_refs" else pa.array(columns[field.name], field.type)
+        for field in MANIFEST
+    ]
+    return encode_table(pa.record_batch(arrays, schema=MANIFEST))
+
+
+def _encode_refs(bundles: Sequence[Sequence[SlotRef]]) -> pa.ListArray:
+    offsets = [0]
+    for refs in bundles:
+        offsets.append(offsets[-1] + len(refs))
+    flat = [ref for refs in bundles for ref in refs]
+    parts = [pa.array([getattr(ref, field.name) for ref in flat], field.type) for field in _REF]
+    return pa.ListArray.from_arrays(
+        pa.array(offsets, pa.int32()),
+        pa.StructArray.from_arrays(parts, fields=list(_REF)),
+        type=MANIFEST.field("slot_refs").type,
+    )
+
+
+def _json(attributes: Mapping[str, str]) -> str | None:
+    if not attributes:
+        return None
+    return json.dumps(dict(attributes), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+class Manifest:
+    """A manifest as read. Bundles are asked for by index; nothing is unpacked ahead."""
+
+    def __init__(self, data: pa.Buffer, bundle_count: int) -> None:
+        batch = decode_table(data, _WHAT)
+        if batch.num_rows != bundle_count:
+            raise SegmentInvalidIpc(
+                f"the manifest lists {batch.num_rows} bundles, the footer {bundle_count}."
+            )
+        self._count = bundle_count
+        columns = {field.name: column(batch, field, _WHAT) for field in MANIFEST}
+        if columns["bundle_index"] is None or columns["slot_refs"] is None:
+            raise SegmentInvalidIpc("the manifest lacks a column.")
+        self._rows = _row_order(columns["bundle_index"])
+        self._offsets, self._refs = _open_refs(columns["slot_refs"])
+        self._get = {name: _getter(found) for name, found in columns.items() if name != "slot_refs"}
+        self._batch = batch  # keeps the memory under the views
+
+    def __len__(self) -> int:
+        return self._count
+
+    def refs(self, index: int) -> list[SlotRef]:
+        """Where the slots of a bundle are, in the order written."""
+        row = self._row(index)
+        slots, streams, chunks = self._refs
+        return [
+            SlotRef(slots[at], streams[at], chunks[at])
+            for at in range(self._offsets[row], self._offsets[row + 1])
+        ]
+
+    def meta(self, index: int) -> BundleMeta:
+        """What is recorded about a bundle; ``rows`` is 0 where the writer didn't say."""
+        row, get = self._row(index), self._get
+        event_min, event_max = get["event_min"](row), get["event_max"](row)
+        return BundleMeta(
+            sequence=get["sequence"](row),
+            ingestion_ts_ns=get["ingestion_ts"](row),
+            key=get["key"](row),
+            content_hash=get["content_hash"](row),
+            attributes=_attributes(get["attributes"](row)),
+            event_time=None if event_min is None or event_max is None else (event_min, event_max),
+            rows=get["item_count"](row) or 0,
+            nbytes=get["nbytes"](row) or 0,
+        )
+
+    def _row(self, index: int) -> int:
+        if not 0 <= index < self._count:
+            raise UnknownBundle(f"the segment has {self._count} bundles, none is {index}.")
+        return index if self._rows is None else self._rows[index]
+
+
+def _row_order(indices: pa.Array) -> dict[int, int] | None:
+    """Which row holds which bundle; ``None`` where that's the same, as it should be."""
+    found = indices.to_pylist()
+    if found == list(range(len(found))):
+        return None
+    if sorted(found) != list(range(len(found))):
+        raise SegmentInvalidIpc("the manifest doesn't list each bundle once.")
+    return {bundle: row for row, bundle in enumerate(found)}
+
+
+def _open_refs(refs: pa.ListArray) -> tuple[memoryview, list[memoryview]]:
+    items = refs.values
+    parts = [items.field(field.name) for field in _REF]
+    if items.null_count or any(part.null_count for part in parts):
+        raise SegmentInvalidIpc("the manifest has null slot references.")
+    offsets = _view(refs.offsets, "i") if len(refs) else memoryview(b"")
+    return offsets, [_view(part, _CODES[part.type]) for part in parts]
+
+
+def _view(numbers: pa.Array, code: _Code) -> memoryview:
+    """Arrow numbers as something to index: a tenth of the cost of asking Arrow."""
+    if not len(numbers):
+        return memoryview(b"")
+    data: memoryview = memoryview(numbers.buffers()[1]).cast("B")
+    width = numbers.type.byte_width
+    start = numbers.offset * width
+    return data[start : start + len(numbers) * width].cast(code)
+
+
+def _getter(values: pa.Array | None) -> Callable[[int], Any]:
+    if values is None or values.null_count == len(values):
+        return lambda row: None
+    code = _CODES.get(values.type)
+    if code is not None and not values.null_count:
+        return _view(values, code).__getitem__
+    return lambda row: values[row].as_py()
+
+
+def _attributes(text: str | None) -> Mapping[str, str]:
+    if text is None:
+        return NO_ATTRIBUTES
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise SegmentInvalidIpc("a bundle's attributes can't be read.") from None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise SegmentInvalidIpc("a bundle's attributes are not strings by name.")
+    return found

@@ -1,0 +1,38 @@
+"""Segments: where bundles are read from, for as long as they live.
+
+A segment's life:
+
+1. *open*: :class:`OpenSegment` gathers encoded bundles in memory, sorted into streams (one
+   per slot, schema and set of dictionaries), and answers reads from there;
+2. *sealed*: :func:`write_segment` lays the same bytes out as one file, which never changes
+   again: temporary name, fsync, rename, directory fsync, read-only;
+3. *read*: :class:`SegmentReader` maps the file, checks it once, and hands out batches that
+   lie in the mapping;
+4. *gone*: :class:`Catalog` unlinks it, or moves it to ``quarantine/`` if it is damaged.
+
+===============  ==========================================================================
+``accumulator``  the open segment
+``info``         what is known about a sealed segment without reading its bundles; names
+``writer``       from open to sealed
+``source``       a sealed file's bytes, mapped or read on demand
+``reader``       bundles out of a sealed file
+``catalog``      which segments there are, and the readers kept open
+===============  ==========================================================================
+"""
+
+from quiver.segment.accumulator import OpenSegment
+from quiver.segment.catalog import Catalog, Quarantined
+from quiver.segment.info import SegmentInfo, segment_path
+from quiver.segment.reader import SegmentReader, load_info
+from quiver.segment.writer import write_segment
+
+__all__ = [
+    "Catalog",
+    "OpenSegment",
+    "Quarantined",
+    "SegmentInfo",
+    "SegmentReader",
+    "load_info",
+    "segment_path",
+    "write_segment",
+]

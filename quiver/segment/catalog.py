@@ -1,0 +1,206 @@
+"""Which segments there are, and the readers kept open.
+
+A start looks at footers and directories only, so that its time goes with the number of
+files and not with their size; the checksum is looked at when a segment is first read.
+What to do about a damaged one (rebuild it from the log, or put it aside) is decided by
+whoever knows the log.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from quiver.disk.disk import Disk
+from quiver.errors import BundleGone, Damage, LimitExceeded
+from quiver.segment.info import (
+    QUARANTINE,
+    SEGMENTS,
+    TMP_SUFFIX,
+    SegmentInfo,
+    parse_name,
+    segment_name,
+    segment_path,
+)
+from quiver.segment.reader import ReadMode, SegmentReader, load_info
+from quiver.segment.source import Mapping
+
+MAX_NAMESAKES: Final = 10_000
+"""Quarantined files of one number: more than this, and somebody must look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A file that was put aside, where it is now, and why."""
+
+    seq: int
+    path: str
+    error: Damage
+
+
+class Catalog:
+    """All sealed segments of one store. Safe to use from any thread."""
+
+    def __init__(self, disk: Disk, mode: ReadMode = "mmap", max_mapped: int = 256) -> None:
+        self._disk = disk
+        self._mode: ReadMode = mode
+        self._max_mapped = max_mapped
+        self._lock = threading.Lock()
+        self._infos: dict[int, SegmentInfo] = {}
+        self._readers: OrderedDict[int, SegmentReader] = OrderedDict()
+        self._verified: set[int] = set()
+        # Mappings given out, by segment: an unlinked file's bytes are free only without them.
+        self._mappings: dict[int, list[weakref.ref[Mapping]]] = {}
+        self._unlinked: dict[int, int] = {}
+        self.quarantined: list[Quarantined] = []
+
+    def scan(self, *, clean: bool = True) -> dict[int, Damage]:
+        """Find all segments; those that can't be taken as they are, with the reason.
+
+        ``clean`` removes files that a crash left half-written; a look at a store that
+        belongs to somebody else must not.
+        """
+        infos, damaged = {}, {}
+        leftovers = []
+        for name in self._disk.listdir(SEGMENTS):
+            seq = parse_name(name)
+            if seq is not None:
+                try:
+                    infos[seq] = load_info(self._disk, seq)
+                except Damage as error:
+                    damaged[seq] = error
+            elif parse_name(name.removesuffix(TMP_SUFFIX)) is not None:
+                leftovers.append(name)
+        if clean and leftovers:
+            self._unlink_all(f"{SEGMENTS}/{name}" for name in leftovers)
+        with self._lock:
+            self._infos = infos
+        return damaged
+
+    @property
+    def infos(self) -> list[SegmentInfo]:
+        """All segments, oldest first."""
+        with self._lock:
+            return list(self._infos.values())
+
+    def info(self, seq: int) -> SegmentInfo | None:
+        """One segment, if it is here."""
+        return self._infos.get(seq)
+
+    def __contains__(self, seq: object) -> bool:
+        return seq in self._infos
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on disk, also of files that are unlinked but still mapped by a reader."""
+        with self._lock:
+            self._forget_unmapped()
+            on_disk = sum(info.file_bytes for info in self._infos.values())
+            return on_disk + sum(self._unlinked.values())
+
+    def add(self, info: SegmentInfo) -> None:
+        """A segment that was just written."""
+        with self._lock:
+            in_order = not self._infos or info.seq > next(reversed(self._infos))
+            self._infos[info.seq] = info
+            if not in_order:
+                self._infos = dict(sorted(self._infos.items()))
+            self._readers.pop(info.seq, None)
+            self._verified.discard(info.seq)
+
+    def reader(self, seq: int) -> SegmentReader:
+        """A reader, kept for the next time; its file is checked once per process."""
+        with self._lock:
+            found = self._readers.get(seq)
+            if found is not None:
+                self._readers.move_to_end(seq)
+                return found
+            verify = seq not in self._verified
+            if seq not in self._infos:
+                raise _gone(seq)
+        # Opening reads the whole file once: others must not wait for that.
+        try:
+            opened = SegmentReader.open(self._disk, seq, mode=self._mode, verify=verify)
+        except FileNotFoundError:
+            raise _gone(seq) from None
+        with self._lock:
+            return self._keep(seq, opened)
+
+    def _keep(self, seq: int, opened: SegmentReader) -> SegmentReader:
+        if opened.source.mapping is not None:
+            self._forget_unmapped()
+            self._mappings.setdefault(seq, []).append(opened.source.mapping)
+        if seq not in self._infos:
+            return opened  # removed meanwhile: good for this one use
+        self._verified.add(seq)
+        kept = self._readers.setdefault(seq, opened)
+        self._readers.move_to_end(seq)
+        while len(self._readers) > self._max_mapped:
+            self._readers.popitem(last=False)
+        return kept
+
+    def remove(self, seqs: Iterable[int]) -> int:
+        """Delete segments, durably; the bytes their files had."""
+        chosen = [info for seq in seqs if (info := self._infos.get(seq)) is not None]
+        if not chosen:
+            return 0
+        with self._lock:
+            for info in chosen:
+                self._drop(info.seq)
+                self._unlinked[info.seq] = info.file_bytes
+        self._unlink_all(segment_path(info.seq) for info in chosen)
+        return sum(info.file_bytes for info in chosen)
+
+    def quarantine(self, seq: int, error: Damage) -> Quarantined:
+        """Put a damaged file aside; it is never deleted by Quiver."""
+        disk = self._disk
+        disk.mkdir(QUARANTINE)
+        target = f"{QUARANTINE}/{segment_name(seq)}"
+        count = 0
+        while disk.stat_size(target) is not None:
+            count += 1
+            if count > MAX_NAMESAKES:
+                raise LimitExceeded(f"quarantined files of segment {seq}", count, MAX_NAMESAKES)
+            target = f"{QUARANTINE}/{segment_name(seq)}.{count}"
+        with self._lock:
+            self._drop(seq)
+        disk.rename(segment_path(seq), target)
+        # The new name first: a crash between may leave two names, never none.
+        disk.fsync_dir(QUARANTINE)
+        disk.fsync_dir(SEGMENTS)
+        record = Quarantined(seq, target, error)
+        self.quarantined.append(record)
+        return record
+
+    def _drop(self, seq: int) -> None:
+        self._infos.pop(seq, None)
+        self._readers.pop(seq, None)
+        self._verified.discard(seq)
+
+    def _unlink_all(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with suppress(FileNotFoundError):
+                self._disk.unlink(path)
+        self._disk.fsync_dir(SEGMENTS)
+
+    def _forget_unmapped(self) -> None:
+        for seq, mappings in list(self._mappings.items()):
+            alive = [mapping for mapping in mappings if mapping() is not None]
+            if alive:
+                self._mappings[seq] = alive
+            else:
+                del self._mappings[seq]
+        for seq in self._unlinked.keys() - self._mappings.keys():
+            del self._unlinked[seq]
+
+
+def _gone(seq: int) -> BundleGone:
+    return BundleGone(f"segment {seq} is not here any more.", outcome="deleted", segment=seq)

@@ -1,0 +1,91 @@
+"""What is known about a sealed segment without reading its bundles, and how files are named."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from quiver.errors import SegmentInvalidIpc
+from quiver.format.segment import Footer, StreamEntry, Summary
+
+SEGMENTS: Final = "segments"
+QUARANTINE: Final = "quarantine"
+SUFFIX: Final = ".qseg"
+TMP_SUFFIX: Final = ".tmp"
+
+_NAME = re.compile(r"([0-9]{16,20})\.qseg", re.ASCII)
+
+
+def segment_name(seq: int) -> str:
+    """The file's name: sixteen digits, so that names sort as numbers do."""
+    return f"{seq:016}{SUFFIX}"
+
+
+def segment_path(seq: int) -> str:
+    """The file's path below the store's root."""
+    return f"{SEGMENTS}/{segment_name(seq)}"
+
+
+def parse_name(name: str) -> int | None:
+    """The number of a segment file; ``None`` for any other name."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    seq = int(found[1])
+    return seq if segment_name(seq) == name else None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """A sealed segment in a few numbers.
+
+    Sequences and times are ``None`` where the Rust crate wrote the file: it records none.
+    ``nbytes`` are the bytes its bundles had in the log, ``file_bytes`` those on disk.
+    """
+
+    seq: int
+    file_bytes: int
+    bundle_count: int
+    rows: int
+    nbytes: int
+    first_sequence: int | None = None
+    last_sequence: int | None = None
+    first_ts: int | None = None
+    last_ts: int | None = None
+
+    @classmethod
+    def of(cls, seq: int, file_bytes: int, summary: Summary) -> SegmentInfo:
+        return cls(
+            seq,
+            file_bytes,
+            summary.bundles,
+            summary.rows,
+            summary.nbytes,
+            summary.first_sequence,
+            summary.last_sequence,
+            summary.first_ts,
+            summary.last_ts,
+        )
+
+    @classmethod
+    def read(
+        cls,
+        seq: int,
+        file_bytes: int,
+        footer: Footer,
+        entries: list[StreamEntry],
+        summary: Summary | None,
+    ) -> SegmentInfo:
+        """From a directory: its summary, or what can be counted without one."""
+        if summary is None:
+            summary = Summary(
+                footer.bundle_count,
+                sum(entry.row_count for entry in entries),
+                sum(entry.byte_length for entry in entries),
+            )
+        elif summary.bundles != footer.bundle_count:
+            raise SegmentInvalidIpc(
+                f"the summary counts {summary.bundles} bundles, the footer {footer.bundle_count}."
+            )
+        return cls.of(seq, file_bytes, summary)

@@ -1,0 +1,273 @@
+"""Bundles out of a sealed file.
+
+The file is checked once, when it is opened; from then on a read is a look into the
+manifest and one call to Arrow per slot.  Batches lie in the mapping: nothing is copied.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final, Literal, TypeAlias
+
+import pyarrow as pa
+
+from quiver.disk.disk import Disk
+from quiver.errors import (
+    Damage,
+    SegmentChecksum,
+    SegmentInvalidIpc,
+    SegmentTruncated,
+    SlotNotInBundle,
+    StreamNotFound,
+)
+from quiver.format.ipc import SchemaMessage, column_indices, encode_batch
+from quiver.format.manifest import Manifest, SlotRef
+from quiver.format.record import BundleMeta, EncodedSlot
+from quiver.format.segment import (
+    CRC_SIZE,
+    MIN_SIZE,
+    TAIL_SIZE,
+    Footer,
+    StreamEntry,
+    Summary,
+    check_magic,
+    decode_directory,
+    decode_footer,
+    stored_crc,
+)
+from quiver.segment.info import SegmentInfo, segment_path
+from quiver.segment.source import FileReader, MappedSource, ReadSource, Source
+
+ReadMode: TypeAlias = Literal["mmap", "pread"]
+
+MAX_DIRECTORY_BYTES: Final = 64 << 20
+MAX_PROJECTIONS: Final = 64
+
+_ALL: Final[tuple[int, ...]] = ()
+
+
+def load_info(disk: Disk, seq: int) -> SegmentInfo:
+    """What a start needs to know: reads footer and directory, checks no checksum."""
+    path = segment_path(seq)
+    with _located(path, seq):
+        _check_size(disk, path)
+        return _Tail(ReadSource(disk, path)).info(seq)
+
+
+class SegmentReader:
+    """One sealed segment. Reads may run in any number of threads."""
+
+    def __init__(self, source: Source, seq: int, path: str) -> None:
+        """Use :meth:`open`."""
+        tail = _Tail(source)
+        footer = tail.footer
+        manifest = source.bytes(footer.manifest_offset, footer.manifest_length)
+        self.seq: Final = seq
+        self.path: Final = path
+        self.info: Final = tail.info(seq)
+        self.streams: Final = tail.streams
+        self.source: Final = source
+        self._entries = {entry.stream_id: entry for entry in tail.streams}
+        self._manifest = Manifest(manifest, footer.bundle_count)
+        self._lock = threading.Lock()
+        self._readers: dict[int, FileReader] = {}
+        self._projected: dict[tuple[int, tuple[int, ...]], FileReader] = {}
+
+    @classmethod
+    def open(
+        cls, disk: Disk, seq: int, *, mode: ReadMode = "mmap", verify: bool = True
+    ) -> SegmentReader:
+        """Open a segment; every way it can be damaged is an error of its own."""
+        path = segment_path(seq)
+        with _located(path, seq):
+            _check_size(disk, path)
+            source: Source = (MappedSource if mode == "mmap" else ReadSource)(disk, path)
+            if verify:
+                _verify(source)
+            return cls(source, seq, path)
+
+    def __len__(self) -> int:
+        return len(self._manifest)
+
+    def slot_refs(self, index: int) -> list[SlotRef]:
+        """Which slots a bundle has, and where they are."""
+        return self._manifest.refs(index)
+
+    def meta(self, index: int) -> BundleMeta:
+        """A bundle's metadata; sizes that the writer didn't record are counted."""
+        with _located(self.path, self.seq):
+            meta = self._manifest.meta(index)
+        if meta.rows and meta.nbytes:
+            return meta
+        batches = self.read(index).values()
+        return replace(
+            meta,
+            rows=meta.rows or sum(batch.num_rows for batch in batches),
+            nbytes=meta.nbytes or sum(batch.nbytes for batch in batches),
+        )
+
+    def read(
+        self,
+        index: int,
+        slots: Collection[int] | None = None,
+        columns: Mapping[int, Sequence[str]] | None = None,
+    ) -> dict[int, pa.RecordBatch]:
+        """A bundle's batches by slot; of ``slots``, those that it has."""
+        found = {}
+        for ref in self._manifest.refs(index):
+            if slots is None or ref.slot_id in slots:
+                names = None if columns is None else columns.get(ref.slot_id)
+                found[ref.slot_id] = self._batch(ref, names)
+        return found
+
+    def read_slot(
+        self, index: int, slot: int, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatch:
+        """One batch of a bundle that must be there."""
+        for ref in self._manifest.refs(index):
+            if ref.slot_id == slot:
+                return self._batch(ref, columns)
+        raise SlotNotInBundle(
+            f"bundle {self.seq}.{index} has no slot {slot}.",
+            file=self.path,
+            segment=self.seq,
+            slot=slot,
+        )
+
+    def encoded(self, index: int) -> list[EncodedSlot]:
+        """A bundle as it would come in again: to repair a store, or to adopt one."""
+        return [
+            EncodedSlot(
+                ref.slot_id,
+                self._entry(ref.stream_id).schema_fingerprint,
+                encode_batch(self._batch(ref, None)),
+            )
+            for ref in self._manifest.refs(index)
+        ]
+
+    def stream_reader(self, stream_id: int) -> FileReader:
+        """A whole stream as an Arrow file reader; kept, since opening costs more than reading."""
+        found = self._readers.get(stream_id)
+        if found is not None:
+            return found
+        with self._lock:
+            if stream_id not in self._readers:
+                self._readers[stream_id] = self._open(stream_id, _ALL)
+            return self._readers[stream_id]
+
+    def _batch(self, ref: SlotRef, columns: Sequence[str] | None) -> pa.RecordBatch:
+        reader = self._readers.get(ref.stream_id) or self.stream_reader(ref.stream_id)
+        if columns is not None:
+            return self._some_columns(reader, ref, columns)
+        return self._get(reader, ref)
+
+    def _some_columns(
+        self, whole: FileReader, ref: SlotRef, columns: Sequence[str]
+    ) -> pa.RecordBatch:
+        wanted = column_indices(whole.schema, columns)
+        if not wanted:
+            return self._get(whole, ref).select([])
+        fields = tuple(sorted(set(wanted)))
+        batch = self._get(self._projection(ref.stream_id, fields), ref)
+        order = [fields.index(index) for index in wanted]
+        return batch if order == list(range(len(fields))) else batch.select(order)
+
+    def _projection(self, stream_id: int, fields: tuple[int, ...]) -> FileReader:
+        with self._lock:
+            found = self._projected.get((stream_id, fields))
+            if found is None:
+                if len(self._projected) >= MAX_PROJECTIONS:
+                    del self._projected[next(iter(self._projected))]
+                found = self._projected[stream_id, fields] = self._open(stream_id, fields)
+            return found
+
+    def _open(self, stream_id: int, fields: tuple[int, ...]) -> FileReader:
+        entry = self._entry(stream_id)
+        try:
+            reader = self.source.open_file(entry.byte_offset, entry.byte_length, fields)
+            if reader.num_record_batches != entry.chunk_count:
+                raise ValueError(
+                    f"it has {reader.num_record_batches} batches, not {entry.chunk_count}"
+                )
+            # Arrow loads dictionaries with the first batch, and not safely from two threads.
+            if entry.chunk_count and SchemaMessage.of(reader.schema).has_dictionaries:
+                reader.get_batch(0)
+        except (pa.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
+            raise self._invalid(f"Arrow can't read stream {stream_id}: {error}.") from error
+        return reader
+
+    def _get(self, reader: FileReader, ref: SlotRef) -> pa.RecordBatch:
+        try:
+            return reader.get_batch(ref.chunk_index)
+        except (pa.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
+            raise self._invalid(
+                f"Arrow can't read batch {ref.chunk_index} of stream {ref.stream_id}: {error}."
+            ) from error
+
+    def _entry(self, stream_id: int) -> StreamEntry:
+        entry = self._entries.get(stream_id)
+        if entry is None:
+            raise StreamNotFound(
+                f"{self.path}: the manifest names stream {stream_id}, which isn't there.",
+                file=self.path,
+                segment=self.seq,
+                stream=stream_id,
+            )
+        return entry
+
+    def _invalid(self, message: str) -> SegmentInvalidIpc:
+        return SegmentInvalidIpc(f"{self.path}: {message}", file=self.path, segment=self.seq)
+
+
+class _Tail:
+    """Footer and directory: the parts that say where everything else is."""
+
+    def __init__(self, source: Source) -> None:
+        self._size = source.size
+        length = min(source.size, TAIL_SIZE)
+        tail = source.bytes(source.size - length, length).to_pybytes()
+        self.footer: Final[Footer] = decode_footer(tail, source.size)
+        if self.footer.directory_length > MAX_DIRECTORY_BYTES:
+            raise SegmentInvalidIpc(
+                f"a directory of {self.footer.directory_length:,} bytes is not read."
+            )
+        directory = source.bytes(self.footer.directory_offset, self.footer.directory_length)
+        self.streams: list[StreamEntry]
+        self._summary: Summary | None
+        self.streams, self._summary = decode_directory(directory, self.footer)
+
+    def info(self, seq: int) -> SegmentInfo:
+        return SegmentInfo.read(seq, self._size, self.footer, self.streams, self._summary)
+
+
+def _check_size(disk: Disk, path: str) -> None:
+    """Before mapping: an empty file can't be mapped at all."""
+    size = disk.stat_size(path)
+    if size is None:
+        raise FileNotFoundError(path)
+    if size < MIN_SIZE:
+        raise SegmentTruncated(f"{size} bytes are too few for a segment.")
+
+
+def _verify(source: Source) -> None:
+    tail = source.bytes(source.size - MIN_SIZE, MIN_SIZE).to_pybytes()
+    check_magic(tail, source.size)
+    stored, found = stored_crc(tail), source.crc(source.size - CRC_SIZE)
+    if stored != found:
+        raise SegmentChecksum(
+            f"its bytes sum to {found:08x}, it should be {stored:08x}.", stored=stored, found=found
+        )
+
+
+@contextmanager
+def _located(path: str, seq: int) -> Iterator[None]:
+    """Say in each error which file it is about; the codecs below know no files."""
+    try:
+        yield
+    except Damage as error:
+        error.message = f"{path}: {error.message}"
+        error.details.update(file=path, segment=seq)
+        raise

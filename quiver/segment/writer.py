@@ -1,0 +1,155 @@
+"""From open to sealed: lay a segment out, write it, and only then give it its name.
+
+The batches are on hand as messages with their checksums, so laying out is bookkeeping:
+nothing is encoded again and no byte is summed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from quiver.disk.disk import Disk
+from quiver.errors import LimitExceeded, QuiverError
+from quiver.format.crc import crc32, crc32_combine
+from quiver.format.ipc_file import FileBuilder, IpcFile
+from quiver.format.manifest import encode_manifest
+from quiver.format.record import BundleMeta
+from quiver.format.segment import (
+    STREAM_ALIGNMENT,
+    Footer,
+    StreamEntry,
+    Summary,
+    encode_directory,
+)
+from quiver.segment.accumulator import OpenSegment, Stream
+from quiver.segment.info import SEGMENTS, TMP_SUFFIX, SegmentInfo, segment_path
+
+SEALED_MODE: Final = 0o440
+MAX_TABLE_BYTES: Final = 2**32 - 1
+"""Directory and manifest lengths are u32 in the footer."""
+
+_ZEROS: Final = bytes(STREAM_ALIGNMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A segment file, not yet written: its bytes in pieces, and their sum."""
+
+    buffers: Sequence[bytes | pa.Buffer]
+    size: int
+    summary: Summary
+
+
+class _Pieces:
+    """Buffers laid end to end, with the length and checksum of what is there so far."""
+
+    def __init__(self) -> None:
+        self.buffers: list[bytes | pa.Buffer] = []
+        self.size = 0
+        self.crc = 0
+
+    def align(self, boundary: int) -> None:
+        self.add_bytes(_ZEROS[: -self.size % boundary])
+
+    def add_bytes(self, data: bytes) -> None:
+        self.buffers.append(data)
+        self.size += len(data)
+        self.crc = crc32(data, self.crc)
+
+    def add_file(self, file: IpcFile) -> None:
+        self.buffers.extend(file.buffers)
+        self.size += file.size
+        self.crc = crc32_combine(self.crc, file.crc, file.size)
+
+
+def write_segment(disk: Disk, segment: OpenSegment, slot_names: Mapping[int, str]) -> SegmentInfo:
+    """Write a segment so that after a crash it is there whole, or not at all."""
+    layout = lay_out(segment, slot_names)
+    path = segment_path(segment.seq)
+    tmp = path + TMP_SUFFIX
+    disk.unlink(tmp, missing_ok=True)  # left over from a crash
+    try:
+        with disk.create(tmp) as file:
+            file.write_all(layout.buffers, 0)
+            file.fsync()
+        disk.rename(tmp, path)
+    except BaseException:
+        with suppress(QuiverError):
+            disk.unlink(tmp, missing_ok=True)
+        raise
+    disk.fsync_dir(SEGMENTS)
+    disk.chmod(path, SEALED_MODE)
+    return SegmentInfo.of(segment.seq, layout.size, layout.summary)
+
+
+def lay_out(segment: OpenSegment, slot_names: Mapping[int, str]) -> Layout:
+    """The file's bytes. The same bundles always give the same file."""
+    pieces = _Pieces()
+    entries = []
+    for stream_id, stream in enumerate(segment.streams):
+        pieces.align(STREAM_ALIGNMENT)
+        file = _stream_file(stream)
+        entries.append(
+            StreamEntry(
+                stream_id=stream_id,
+                slot_id=stream.slot,
+                schema_fingerprint=stream.fingerprint,
+                byte_offset=pieces.size,
+                byte_length=file.size,
+                row_count=file.rows,
+                chunk_count=len(stream.batches),
+                slot_name=slot_names.get(stream.slot),
+                schema_hash=stream.batches[0].schema.schema_hash,
+            )
+        )
+        pieces.add_file(file)
+    summary = _summarize([bundle.meta for bundle in segment.bundles])
+    directory = encode_directory(entries, summary)
+    manifest = encode_manifest([(bundle.refs, bundle.meta) for bundle in segment.bundles])
+    footer = Footer(
+        stream_count=len(entries),
+        bundle_count=segment.bundle_count,
+        directory_offset=pieces.size,
+        directory_length=_bounded("segment directory bytes", directory.size),
+        manifest_offset=pieces.size + directory.size,
+        manifest_length=_bounded("segment manifest bytes", manifest.size),
+    )
+    pieces.add_file(directory)
+    pieces.add_file(manifest)
+    pieces.add_bytes(footer.encode(pieces.crc))
+    return Layout(pieces.buffers, pieces.size, summary)
+
+
+def _stream_file(stream: Stream) -> IpcFile:
+    first = stream.batches[0]
+    builder = FileBuilder(first.schema)
+    if first.dictionaries.size:
+        builder.add_dictionaries(first.dictionaries)
+    for batch in stream.batches:
+        builder.add_batch(batch)
+    return builder.finish()
+
+
+def _summarize(metas: Sequence[BundleMeta]) -> Summary:
+    sequences = [meta.sequence for meta in metas if meta.sequence is not None]
+    times = [meta.ingestion_ts_ns for meta in metas if meta.ingestion_ts_ns is not None]
+    return Summary(
+        bundles=len(metas),
+        rows=sum(meta.rows for meta in metas),
+        nbytes=sum(meta.nbytes for meta in metas),
+        first_sequence=min(sequences, default=None),
+        last_sequence=max(sequences, default=None),
+        first_ts=min(times, default=None),
+        last_ts=max(times, default=None),
+    )
+
+
+def _bounded(what: str, size: int) -> int:
+    if size > MAX_TABLE_BYTES:
+        raise LimitExceeded(what, size, MAX_TABLE_BYTES)
+    return size
