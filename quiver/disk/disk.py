@@ -81,12 +81,11 @@ def _nbytes(buffer: Bytes) -> int:
 
 def _without(buffers: Sequence[Bytes], done: int) -> list[Bytes]:
     """What is left of ``buffers`` after their first ``done`` bytes."""
-    for index, buffer in enumerate(buffers):
-        length = _nbytes(buffer)
-        if done < length:
-            return [memoryview(buffer).cast("B")[done:], *buffers[index + 1 :]]
+    index = 0
+    while done >= (length := _nbytes(buffers[index])):
         done -= length
-    return []
+        index += 1
+    return [memoryview(buffers[index]).cast("B")[done:], *buffers[index + 1 :]]
 
 
 class File:

@@ -272,13 +272,10 @@ class MemoryDisk:
         return names, name
 
     def _no_directory(self, path: str) -> OSError:
-        while path:
-            names = self._names.get(parent(path))
-            if names is not None:
-                is_file = names.get(path.rpartition("/")[2]) is not None
-                return _error(errno.ENOTDIR if is_file else errno.ENOENT, path)
+        while parent(path) not in self._names:
             path = parent(path)
-        return _error(errno.ENOENT, path)
+        is_file = self._names[parent(path)].get(path.rpartition("/")[2]) is not None
+        return _error(errno.ENOTDIR if is_file else errno.ENOENT, path)
 
     def _file(self, path: str) -> tuple[dict[str, _Inode | None], str, _Inode]:
         names, name = self._place(path)

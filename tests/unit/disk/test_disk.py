@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from quiver.disk.disk import IOV_MAX, MAX_INTERRUPTS, Disk
 from quiver.disk.memory import MemoryDisk
 from quiver.disk.oplog import Op, Rename, Sync, SyncDir
+from quiver.disk.posix import PosixDisk
 from quiver.errors import IoFault, Poisoned, StorageFull
 from tests.support.faulty import FOREVER, Fault, FaultyDisk
 
@@ -67,6 +69,33 @@ def test_a_missing_rename_source_is_a_fault() -> None:
     """Scenario: a file we own vanished. Guarantee: an I/O fault, not a normal absence."""
     with pytest.raises(IoFault):
         Disk(MemoryDisk()).rename("missing", "other")
+
+
+@pytest.mark.parametrize("op", ["open", "view", "unlink", "listdir"])
+def test_a_read_error_is_not_mistaken_for_absence(op: str) -> None:
+    """Scenario: the disk fails where a file might just be missing. Guarantee: an I/O fault."""
+    disk, _, _ = _faulty(Fault(at=0, error=errno.EIO, ops=frozenset({op})))
+    with pytest.raises(IoFault):
+        getattr(disk, op)("file")
+
+
+def test_on_the_real_disk(tmp_path: Path) -> None:
+    """Scenario: a root that isn't there yet; every call that changes something, once.
+
+    Guarantee: it all works through ``os`` as it does in memory.
+    """
+    disk = Disk(PosixDisk(tmp_path / "deep" / "root"))
+    disk.mkdir("")
+    disk.mkdir("d")
+    with disk.create("d/a") as file:
+        file.write_all([b"0123", pa.py_buffer(b"4567")], 0)
+        file.truncate(6)
+        file.fdatasync()
+    disk.rename("d/a", "d/b")
+    disk.fsync_dir("d")
+    disk.replace("d/c", b"new")
+    assert disk.listdir("d") == ["b", "c"]
+    assert (disk.read("d/b"), disk.view("d/c").to_pybytes()) == (b"012345", b"new")
 
 
 def test_create_refuses_a_taken_name() -> None:

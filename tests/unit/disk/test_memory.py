@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import pytest
 
@@ -120,7 +121,11 @@ def test_a_full_disk_takes_what_fits_and_then_refuses() -> None:
     file = disk.create("a")
     assert file.pwritev([b"x" * 8], 0) == 8
     assert file.pwritev([b"y" * 8], 8) == 2
-    for attempt in (lambda: file.pwritev([b"z"], 10), lambda: file.truncate(11)):
+    attempts: list[Callable[[], object]] = [
+        lambda: file.pwritev([b"z"], 10),
+        lambda: file.truncate(11),
+    ]
+    for attempt in attempts:
         with pytest.raises(OSError, match="space") as caught:
             attempt()
         assert caught.value.errno == errno.ENOSPC
@@ -196,4 +201,18 @@ def test_using_a_handle_wrongly() -> None:
     reader.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         reader.fdatasync()
+    assert disk.image() == {"a": b"x"}
+
+
+def test_a_directory_is_not_a_file() -> None:
+    """Scenario: a directory is opened, unlinked or renamed over. Guarantee: refused."""
+    disk = MemoryDisk.from_image({"a": b"x"}, ["d"])
+    attempts: list[Callable[[], object]] = [
+        lambda: disk.open("d"),
+        lambda: disk.unlink("d"),
+        lambda: disk.rename("a", "d"),
+    ]
+    for attempt in attempts:
+        with pytest.raises(IsADirectoryError):
+            attempt()
     assert disk.image() == {"a": b"x"}
