@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
+from quiver.config import CorruptProgress
 from quiver.disk.disk import TMP_SUFFIX, Disk
 from quiver.errors import ProgressCorrupt, QuiverError, UnsupportedVersion
 from quiver.format.crc import crc32
@@ -28,9 +29,6 @@ from quiver.subscriber.state import EARLIEST, SubscriberState
 
 FILE_PREFIX: Final = "quiver.sub."
 QUARANTINE: Final = "quarantine"
-
-Policy: TypeAlias = Literal["fail", "earliest", "latest"]
-"""Where a subscriber starts again whose file can't be read; ``fail``: the store won't open."""
 
 # Any name that fits, reserved ones too: a file that is there holds data, whoever made it.
 _FILE_NAME: Final = re.compile(re.escape(FILE_PREFIX) + r"([A-Za-z0-9_-]{1,64})")
@@ -83,7 +81,7 @@ def recover(
     scanned: Progress | QuiverError,
     totals: Mapping[int, int],
     *,
-    policy: Policy,
+    policy: CorruptProgress,
     latest: BundleRef,
 ) -> Recovered:
     """The state to go on with, given the segments that are here and their bundle counts.
@@ -111,7 +109,7 @@ def _start_over(
     name: str,
     problem: ProgressCorrupt,
     totals: Mapping[int, int],
-    policy: Policy,
+    policy: CorruptProgress,
     latest: BundleRef,
 ) -> Recovered:
     if policy == "fail":

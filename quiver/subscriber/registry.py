@@ -11,11 +11,12 @@ import threading
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 
+from quiver.config import CorruptProgress
 from quiver.disk.disk import Disk
 from quiver.errors import InvalidInput, QuiverError, UnknownSubscriber
 from quiver.format.progress import Progress
 from quiver.ids import BundleRef, subscriber_id
-from quiver.subscriber.progress import Policy, Recovered, recover, remove_leftovers
+from quiver.subscriber.progress import Recovered, recover, remove_leftovers
 from quiver.subscriber.state import EARLIEST, SubscriberState
 from quiver.subscriber.subscriber import Status, Subscriber
 
@@ -23,9 +24,9 @@ from quiver.subscriber.subscriber import Status, Subscriber
 class Registry:
     """Knows every subscriber, also those that are away: they hold their data."""
 
-    def __init__(self, disk: Disk, *, policy: Policy = "fail") -> None:
+    def __init__(self, disk: Disk, *, policy: CorruptProgress = "fail") -> None:
         self._disk = disk
-        self._policy: Policy = policy
+        self._policy: CorruptProgress = policy
         self._membership = threading.Lock()
         self._lock = threading.Lock()
         self._subscribers: dict[str, Subscriber] = {}
