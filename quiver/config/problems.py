@@ -16,7 +16,7 @@ from quiver.config.sources import Layers, suggestion
 from quiver.errors import ConfigError
 
 _SHOWN_CHARACTERS: Final = 80
-_PHRASES = {
+_PHRASES: Final = {
     "bool_type": "true or false",
     "int_type": "a whole number",
     "float_type": "a number",
@@ -24,6 +24,12 @@ _PHRASES = {
     "dict_type": "a mapping of names to values",
     "model_type": "a section with settings of its own",
     "finite_number": "a finite number",
+}
+_BOUNDS: Final = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
 }
 
 
@@ -84,8 +90,13 @@ def _problem(item: ErrorDetails, prefix: str, known: list[str], layers: Layers |
 
 
 def _allowed(item: ErrorDetails) -> str:
-    phrase = _PHRASES.get(item["type"])
-    return phrase or item["msg"].removeprefix("Input should be ").replace("'", "")
+    bound = _BOUNDS.get(item["type"])
+    if bound is not None:
+        key, phrase = bound
+        return f"{phrase} {item['ctx'][key]:,}"
+    return _PHRASES.get(item["type"]) or item["msg"].removeprefix("Input should be ").replace(
+        "'", ""
+    )
 
 
 def _shown(value: object) -> str:

@@ -192,10 +192,11 @@ def _like(name: str, known: Iterable[str], cutoff: float) -> list[str]:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """The nearest known name, or those beside it where nothing comes near."""
-    choices = sorted(known)
+    section = name.rpartition(".")[0]
+    # A section is no answer to a misspelt setting inside it.
+    choices = sorted(choice for choice in known if "." in choice or not section)
     close = _like(name, choices, SIMILARITY)
     if close:
         return f"Did you mean {close[0]}?"
-    section = name.rpartition(".")[0]
     beside = [choice for choice in choices if choice.rpartition(".")[0] == section]
     return f"Known are {', '.join(dict.fromkeys(beside))}."
