@@ -167,7 +167,9 @@ class Registry:
         was never seen counts as finished.
         """
         with self._lock:
-            self._open_segment = max(self._open_segment, open_segment)
+            before, self._open_segment = self._open_segment, max(self._open_segment, open_segment)
+            for subscriber in self._subscribers.values():
+                subscriber.advance_open(before, self._open_segment)
 
     def drop_segment(self, segment_seq: int, total: int) -> dict[str, int]:
         """Retention gives this segment up: bundles dropped by subscriber, where any were.

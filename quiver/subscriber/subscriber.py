@@ -147,6 +147,13 @@ class Subscriber:
         if added:
             self._bell.ring()
 
+    def advance_open(self, before: int, after: int) -> None:
+        """A segment was finalized: if that moves the oldest incomplete one, the file is stale."""
+        with self._lock:
+            state = self._state
+            if state.oldest_incomplete(before) != state.oldest_incomplete(after):
+                state.changes += 1
+
     def drop_segment(self, segment_seq: int, total: int) -> int:
         """See :meth:`SubscriberState.drop_segment`."""
         with self._lock:
