@@ -43,7 +43,9 @@ def test_every_capability_has_exactly_one_row() -> None:
     assert [row for row, _, _ in ROWS] == expected
 
 
-@pytest.mark.parametrize(("row", "shown_by"), [(row, shown) for row, _, shown in ROWS])
+@pytest.mark.parametrize(
+    ("row", "shown_by"), [pytest.param(row, shown, id=row) for row, _, shown in ROWS]
+)
 def test_a_row_names_tests_that_exist_or_says_that_there_are_none(row: str, shown_by: str) -> None:
     """Scenario: a test is renamed, removed or made up. Guarantee: its row fails."""
     if shown_by == "not yet" or re.fullmatch(r"not planned: \S.*", shown_by):
