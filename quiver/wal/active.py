@@ -1,0 +1,274 @@
+"""The log files on disk: the one being written, those before it, and the spare.
+
+A file's life::
+
+    quiver.wal.new ──► quiver.wal ──► quiver.wal.N ──► quiver.wal.spare ──► quiver.wal
+       (made)           (active)       (rotated)          (retired)        (next lap)
+
+Each arrow is a rename followed by a sync of the directory before anything else happens:
+the names may reach the disk in any order, and none of these orders may leave a gap.  A
+file that was there when the store was opened is never written to again.
+
+Writing over a retired file is the cheapest way to append, since its blocks are there
+already.  Its old entries stay behind the new end and are told apart by their sequence.
+That needs one rule: after a failed write the file is cut and synced before anything is
+written again, or an entry of the failed group could come back behind a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass
+
+from quiver.clock import Clock
+from quiver.config import WalConfig
+from quiver.disk.disk import Disk, File
+from quiver.errors import IoFault, Poisoned, QuiverError, StorageFull
+from quiver.format.crc import Bytes
+from quiver.format.wal_header import HEADER_SIZE, encode_header
+from quiver.format.wal_scan import TERMINATOR
+from quiver.wal.contents import LogStart
+from quiver.wal.files import ACTIVE, DIRECTORY, NEW, SPARE, rotated_path
+from quiver.wal.staging import EMPTY_FILE, Plan
+
+
+@dataclass(slots=True)
+class _Held:
+    """A file that takes no more entries."""
+
+    path: str
+    size: int
+    last_segment: int
+    recyclable: bool
+
+
+@dataclass(slots=True)
+class _Active:
+    file: File
+    end: int
+    size: int
+    last_segment: int
+    created: float
+
+
+class LogFiles:
+    """All writing to log files. One thread at a time appends; others may retire.
+
+    ``names`` guards what the files are called; appending to the active file doesn't need
+    it, so that retiring old files never holds up a put.
+    """
+
+    def __init__(
+        self, disk: Disk, config: WalConfig, layout: bytes, clock: Clock, start: LogStart
+    ) -> None:
+        self._disk = disk
+        self._config = config
+        self._layout = layout
+        self._clock = clock
+        self.names = threading.Lock()
+        self._next_number = start.next_file_number
+        self._held = [
+            _Held(
+                file.path,
+                disk.stat_size(file.path) or 0,
+                file.last_segment,
+                recyclable=not file.header.foreign,
+            )
+            for file in start.files
+        ]
+        self._held_bytes = sum(held.size for held in self._held)
+        self._active: _Active | None = None
+        self._spare: int | None = None
+        disk.mkdir(DIRECTORY)
+        disk.fsync_dir("")
+
+    # What is there
+
+    @property
+    def has_entries(self) -> bool:
+        """Whether anything was written since the log was opened, to the file now active."""
+        return self._active is not None and self._active.end > HEADER_SIZE
+
+    @property
+    def age(self) -> float:
+        """Seconds since the active file was begun."""
+        active = self._active
+        return 0.0 if active is None else self._clock.monotonic() - active.created
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """All log files, the spare included."""
+        active = self._active
+        size = 0 if active is None else active.size
+        return size + (self._spare or 0) + self._held_bytes
+
+    @property
+    def file_count(self) -> int:
+        """All log files, the spare included."""
+        return len(self._held) + (self._active is not None) + (self._spare is not None)
+
+    def survey(self, plan: Plan) -> None:
+        """Make a plan agree with what is there; ``names`` is held.
+
+        The spare doesn't count: it becomes the next file, or goes when room is short.
+        """
+        active, files, total = self._active, len(self._held), self._held_bytes
+        if active is None:
+            plan.reset(files=files, total=total, end=None)
+        else:
+            total += active.end + len(TERMINATOR)
+            plan.reset(files=files + 1, total=total, end=active.end)
+
+    # Appending
+
+    def append(self, buffers: list[Bytes], nbytes: int, last_segment: int) -> None:
+        """Write and sync one group behind the last; from here on it is durable."""
+        active = self._active
+        assert active is not None
+        end = active.end + nbytes
+        self._make_room(active, end + len(TERMINATOR))
+        buffers.append(TERMINATOR)
+        active.file.write_all(buffers, active.end)
+        active.file.fdatasync()
+        active.end = end
+        active.size = max(active.size, end + len(TERMINATOR))
+        active.last_segment = max(active.last_segment, last_segment)
+
+    def _make_room(self, active: _Active, size: int) -> None:
+        """Keep all files together within the cap, by giving up what isn't needed."""
+        growth = max(0, size - active.size)
+        cap = self._config.max_size
+        if self.bytes_on_disk + growth <= cap:
+            return
+        with self.names:
+            self._drop_spare()
+        if self.bytes_on_disk + growth > cap and active.size > active.end:
+            active.file.truncate(active.end)
+            active.size = active.end
+
+    def roll_back(self, error: QuiverError) -> None:
+        """After a failed write: back to the last good end, durably; else ``Poisoned``."""
+        active = self._active
+        try:
+            if isinstance(error, StorageFull):
+                with self.names, contextlib.suppress(IoFault):
+                    self._drop_spare()
+            if active is not None:
+                active.file.truncate(active.end)
+                active.size = active.end
+                active.file.fsync()
+        except Poisoned:
+            raise
+        except QuiverError as exc:
+            path = ACTIVE if active is None else active.file.path
+            raise self._disk.poison.trip("roll back", path, exc) from exc
+
+    # From file to file
+
+    def begin(self, first_sequence: int, position: int) -> None:
+        """Set the active file aside and make the next one."""
+        header = encode_header(
+            self._layout,
+            position_start=position,
+            first_sequence=first_sequence,
+            created_ns=self._clock.now_ns(),
+        )
+        with self.names:
+            self._set_aside()
+            path, size = (NEW, 0) if self._spare is None else (SPARE, self._spare)
+            file = self._disk.open(SPARE, write=True) if size else self._create_new()
+            try:
+                file.write_all([header, TERMINATOR], 0)
+                file.fsync()
+                self._disk.rename(path, ACTIVE)
+                self._disk.fsync_dir(DIRECTORY)
+            except BaseException:
+                self._abandon(file, path)
+                raise
+            self._spare = None
+            file.path = ACTIVE
+            size = max(size, EMPTY_FILE)
+            self._active = _Active(file, HEADER_SIZE, size, -1, self._clock.monotonic())
+
+    def _create_new(self) -> File:
+        self._disk.unlink(NEW, missing_ok=True)
+        return self._disk.create(NEW)
+
+    def _abandon(self, file: File, path: str) -> None:
+        with contextlib.suppress(QuiverError, FileNotFoundError):
+            file.close()
+        with contextlib.suppress(QuiverError, FileNotFoundError):
+            self._disk.unlink(path)
+            if path == SPARE:
+                self._spare = None
+
+    def set_aside(self) -> None:
+        """Rotate without a next file yet: it is made when there is something for it."""
+        with self.names:
+            self._set_aside()
+
+    def _set_aside(self) -> None:
+        active = self._active
+        if active is not None:
+            if active.size > active.end:
+                active.file.truncate(active.end)
+                active.size = active.end
+                active.file.fsync()
+            path = self._rename_active()
+            self._active = None
+            self._held.append(_Held(path, active.size, active.last_segment, recyclable=True))
+            self._held_bytes += active.size
+            active.file.close()
+        elif self._held and self._held[-1].path == ACTIVE:
+            self._held[-1].path = self._rename_active()
+
+    def _rename_active(self) -> str:
+        path = rotated_path(self._next_number)
+        self._disk.rename(ACTIVE, path)
+        self._next_number += 1
+        self._disk.fsync_dir(DIRECTORY)
+        return path
+
+    # Letting go
+
+    def retire_oldest(self, sealed_through: int) -> int | None:
+        """Let the oldest file go if it holds nothing above a segment; its size.
+
+        ``names`` is held.  The newest file always stays: it alone says which sequence
+        comes next.
+        """
+        others = len(self._held) - (self._active is None)
+        if others < 1 or self._held[0].last_segment > sealed_through:
+            return None
+        oldest = self._held[0]
+        if oldest.recyclable and self._config.recycle and self._spare is None:
+            self._disk.rename(oldest.path, SPARE)
+            self._spare = oldest.size
+        else:
+            self._disk.unlink(oldest.path)
+        del self._held[0]
+        self._held_bytes -= oldest.size
+        self._disk.fsync_dir(DIRECTORY)
+        return oldest.size
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._disk.unlink(SPARE, missing_ok=True)
+            self._spare = None
+            self._disk.fsync_dir(DIRECTORY)
+
+    # Closing
+
+    def finish(self) -> None:
+        """Cut the active file at its end: what is closed cleanly holds nothing else."""
+        active = self._active
+        if active is not None and active.size > active.end:
+            active.file.truncate(active.end)
+            active.file.fsync()
+            active.size = active.end
+
+    def close(self) -> None:
+        """Close the active file."""
+        if self._active is not None:
+            self._active.file.close()

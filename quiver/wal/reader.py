@@ -1,0 +1,332 @@
+"""Reading a log back: all of its files, in order, every byte checked, nothing changed.
+
+What a stop in a file means is decided here, by this table:
+
+===========================  ==================  ===================================
+the entries stop at …        in a rotated file,  in the last file, and …
+                             or one with a
+                             successor
+===========================  ==================  ===================================
+the end, zeros, an old lap   fine if the next    a later entry proves the expected
+                             file begins with    one synced: damage; else the end
+                             the expected entry
+anything else                damage              a later entry proves it: damage;
+                                                 else a torn tail
+===========================  ==================  ===================================
+
+Damage means that something once called durable is gone: :func:`read_log` refuses, unless
+it is asked to salvage.  A torn tail was never called durable: it is reported, and
+:mod:`quiver.wal.repair` cuts it off.
+
+Logs of the Rust crate prove nothing about syncing, and neither their sequences nor their
+positions need go on from file to file.  There a bad entry is a torn tail, unless a later
+file begins with a higher sequence: then the crate had gone on past it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from quiver.disk.disk import Disk, File
+from quiver.errors import LayoutMismatch, UnsupportedVersion, WalCorrupt
+from quiver.format.wal_header import (
+    FOREIGN_HEADER_SIZE,
+    HEADER_SIZE,
+    WalHeader,
+    check_layout,
+    decode_header,
+)
+from quiver.wal.contents import (
+    LogContents,
+    LogDamage,
+    TornTail,
+    Visit,
+    entries_of,
+)
+from quiver.wal.files import LogFile, LogName, Run, log_names
+from quiver.wal.scan import Ending, FileScan
+
+HOLE_SEARCH: Final = 1024 * 1024
+"""How far behind a seemingly clean end to look for proof that it is a hole.
+
+Sectors can be lost exactly at an entry's beginning; entries behind such a hole are near.
+"""
+
+_UNKNOWN_HEADER: Final = WalHeader(bytes(16), 0, None)
+
+
+def read_log(
+    disk: Disk,
+    *,
+    layout_hash: bytes | None,
+    visit: Visit | None = None,
+    salvage: bool = False,
+) -> LogContents:
+    """Read and check the whole log; ``visit`` gets each sound entry on the way, in order.
+
+    ``layout_hash`` of ``None`` takes a log with any slot table, for tools that only look.
+    With ``salvage`` damage is listed instead of raised, and reading goes on behind it.
+    """
+    log = _Log(disk, layout_hash, visit, salvage)
+    log.read()
+    if log.damage and not salvage:
+        raise log.refusal()
+    return log.contents()
+
+
+class _Log:
+    def __init__(
+        self, disk: Disk, layout_hash: bytes | None, visit: Visit | None, salvage: bool
+    ) -> None:
+        self._disk = disk
+        self._layout_hash = layout_hash
+        self._visit = visit
+        self._salvage = salvage
+        self._names: list[LogName] = []
+        self._headers: list[WalHeader | None] = []
+        self._files: list[LogFile] = []
+        self._torn: list[TornTail] = []
+        self.damage: list[LogDamage] = []
+        self._sound_before_damage = 0
+        self._expected: int | None = None  # in files of ours: the next file's first
+        self._highest = -1
+        self._proven_end = 0
+        self._last_ts = 0
+
+    # The log
+
+    def read(self) -> None:
+        self._names = log_names(self._disk)
+        for name in self._names:
+            self._headers.append(self._read_header(name))
+        for index, (name, header) in enumerate(zip(self._names, self._headers, strict=True)):
+            with self._disk.open(name.path) as file:
+                if header is None:
+                    self._without_header(index, file)
+                else:
+                    self._read_file(index, file, header)
+
+    def _read_header(self, name: LogName) -> WalHeader | None:
+        with self._disk.open(name.path) as file:
+            data = file.pread(HEADER_SIZE, 0)
+        try:
+            header = decode_header(data)
+            if self._layout_hash is not None:
+                check_layout(header, self._layout_hash)
+        except WalCorrupt:
+            return None
+        except (UnsupportedVersion, LayoutMismatch) as error:
+            error.details["file"] = name.path
+            raise
+        return header
+
+    def _without_header(self, index: int, file: File) -> None:
+        """A head is synced before the file gets its name, except by the Rust crate."""
+        path, size = self._names[index].path, file.size()
+        head = file.pread(FOREIGN_HEADER_SIZE, 0)
+        unfinished = len(head) < FOREIGN_HEADER_SIZE or not head.strip(b"\0")
+        ours = any(header is not None and not header.foreign for header in self._headers)
+        expected = self._expected or 0
+        if unfinished and not ours and index == len(self._names) - 1:
+            reason = "the file has no complete head"
+            self._torn.append(TornTail(path, 0, size, expected, reason))
+            return
+        scan = FileScan(file, size, 0, expected, foreign=False)
+        self._damaged(index, scan, "the head of the file is damaged")
+        if scan.resync(expected - 1):
+            self._resumed_at(scan.expected)
+            self._scan_file(index, scan, _UNKNOWN_HEADER)
+
+    def _read_file(self, index: int, file: File, header: WalHeader) -> None:
+        first = header.first_sequence
+        scan = FileScan(file, file.size(), header.size, first, foreign=header.foreign)
+        if first is not None and self._expected not in (None, first) and not self._explained(first):
+            self._gap(index, first)
+        self._scan_file(index, scan, header)
+
+    def _explained(self, first: int) -> bool:
+        """Whether the damage noted last ends where this file begins."""
+        return bool(self.damage) and self.damage[-1].until == first
+
+    def _gap(self, index: int, first: int) -> None:
+        expected = self._expected or 0
+        self._note_damage(
+            LogDamage(
+                self._names[index].path,
+                0,
+                expected,
+                first,
+                "the file before it is missing or lacks its last entries"
+                if first > expected
+                else "the file repeats entries of the one before it",
+            )
+        )
+
+    # One file
+
+    def _scan_file(self, index: int, scan: FileScan, header: WalHeader) -> None:
+        runs = []
+        while True:
+            start, first = scan.offset, scan.expected
+            self._scan_run(index, scan, header)
+            if scan.offset > start:
+                runs.append(Run(start, scan.offset, None if scan.foreign else first))
+            if not self._goes_on(index, scan):
+                break
+        self._finish(index, scan, header, tuple(runs))
+
+    def _scan_run(self, index: int, scan: FileScan, header: WalHeader) -> None:
+        visit = self._visit
+        path, shift = self._names[index].path, header.position_start - header.size
+        for piece in scan.pieces():
+            if visit is not None:
+                for entry in entries_of(path, shift, piece):
+                    visit(entry)
+
+    def _goes_on(self, index: int, scan: FileScan) -> bool:
+        """Decide what the stop means; whether there is more to read behind it."""
+        reason = self._damage_at_stop(index, scan)
+        if reason is not None:
+            self._damaged(index, scan, reason)
+            if scan.resync(scan.expected):
+                self._resumed_at(scan.expected)
+                return True
+            self._resumed_at(self._own_start_after(index))
+            return False
+        if scan.ending is Ending.BAD:
+            self._torn.append(
+                TornTail(
+                    self._names[index].path,
+                    scan.offset,
+                    scan.size - scan.offset,
+                    scan.expected,
+                    "the last write is incomplete",
+                )
+            )
+        return False
+
+    def _damage_at_stop(self, index: int, scan: FileScan) -> str | None:
+        if scan.foreign:
+            return self._foreign_damage(index, scan)
+        rotated = self._names[index].number is not None
+        if scan.ending is Ending.BAD:
+            if rotated or index + 1 < len(self._names) or scan.has_proof():
+                return "an entry that was synced fails its checksum"
+            return None
+        following = self._own_start_after(index)
+        if following is not None and following > scan.expected:
+            return "entries that were synced are missing"
+        at_end = following is not None or scan.ending is Ending.EOF
+        if not at_end and scan.has_proof(within=HOLE_SEARCH):
+            return "entries that were synced are missing"
+        return None
+
+    def _foreign_damage(self, index: int, scan: FileScan) -> str | None:
+        if scan.ending is not Ending.BAD:
+            return None
+        expected = scan.expected if scan.entries else self._claimed(scan)
+        following = self._foreign_start_after(index)
+        if following is not None and expected is not None and following > expected:
+            scan.expected = expected
+            return "an entry that a later file has gone past fails its checksum"
+        return None
+
+    def _claimed(self, scan: FileScan) -> int | None:
+        """The sequence a file's first, bad entry gives itself: the best there is."""
+        head = scan.file.pread(21, scan.offset)
+        return int.from_bytes(head[13:21], "little") if len(head) == 21 else None
+
+    def _own_start_after(self, index: int) -> int | None:
+        following = self._headers[index + 1 : index + 2]
+        return following[0].first_sequence if following and following[0] is not None else None
+
+    def _foreign_start_after(self, index: int) -> int | None:
+        """The sequence of the first entry in any later file."""
+        for name, header in zip(self._names[index + 1 :], self._headers[index + 1 :], strict=True):
+            if header is None:
+                continue
+            if header.first_sequence is not None:
+                return header.first_sequence
+            with self._disk.open(name.path) as file:
+                first = FileScan(file, file.size(), header.size, None, foreign=True)
+                for piece in first.pieces():
+                    return piece.found[0][3]
+        return None
+
+    def _finish(self, index: int, scan: FileScan, header: WalHeader, runs: tuple[Run, ...]) -> None:
+        name = self._names[index]
+        self._files.append(
+            LogFile(
+                path=name.path,
+                number=name.number,
+                header=header,
+                size=scan.size,
+                end=scan.offset,
+                runs=runs,
+                next_sequence=scan.expected,
+                last_segment=scan.last_segment,
+                entries=scan.entries,
+                bundles=scan.bundles,
+                sealed=scan.sealed and scan.ending is not Ending.BAD,
+            )
+        )
+        self._last_ts = max(self._last_ts, scan.last_ts)
+        if scan.foreign:
+            self._highest = max(self._highest, scan.highest)
+            self._expected = None
+            self._proven_end = header.size
+        else:
+            self._highest = max(self._highest, scan.expected - 1)
+            self._expected = scan.expected
+            self._proven_end = scan.offset if name.number is not None else scan.proven_end()
+
+    # Damage
+
+    def _damaged(self, index: int, scan: FileScan, reason: str) -> None:
+        path = self._names[index].path
+        self._note_damage(LogDamage(path, scan.offset, scan.expected, None, reason), scan)
+
+    def _note_damage(self, damage: LogDamage, scan: FileScan | None = None) -> None:
+        if not self.damage:
+            self._sound_before_damage = self._bundles() + (scan.bundles if scan else 0)
+        self.damage.append(damage)
+
+    def _resumed_at(self, sequence: int | None) -> None:
+        """Say where the damage noted last comes to an end."""
+        self.damage[-1] = replace(self.damage[-1], until=sequence)
+
+    def _bundles(self) -> int:
+        return sum(file.bundles for file in self._files)
+
+    def refusal(self) -> WalCorrupt:
+        """The error for a damaged log: where, what, and what can be done about it."""
+        first = self.damage[0]
+        before = self._sound_before_damage
+        after = self._bundles() - before
+        return WalCorrupt(
+            f"the log is damaged at {first.file} byte {first.offset:,}: {first.reason} "
+            f"(sequence {first.sequence:,}).",
+            advice=(
+                f"Nothing was changed. {before:,} bundles before it and {after:,} after it "
+                "are sound. See them: quiver verify DIR. Save them: quiver dump DIR --out OUT. "
+                "Go on without it: quiver repair DIR."
+            ),
+            file=first.file,
+            offset=first.offset,
+            sequence=first.sequence,
+            sound_before=before,
+            sound_after=after,
+        )
+
+    def contents(self) -> LogContents:
+        return LogContents(
+            disk=self._disk,
+            files=tuple(self._files),
+            torn_tails=tuple(self._torn),
+            damage=tuple(self.damage),
+            next_sequence=self._highest + 1,
+            position=max((file.position_end for file in self._files), default=0),
+            proven_end=self._proven_end,
+            last_ts_ns=self._last_ts,
+        )

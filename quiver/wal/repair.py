@@ -1,0 +1,128 @@
+"""Making a log that was read fit to go on from, before anything of it is served.
+
+Kept apart from reading, so that the tools that only look can't write.  It is safe to be
+interrupted and done again: each step leaves a log that reads the same.
+
+1. A torn tail is copied to ``quarantine/`` and cut off.
+2. The last file is cut behind its last entry in any case.  A group that was never synced
+   may have left whole entries behind a hole; later a new entry of the right length could
+   bring them back.
+3. What no later entry proves to be synced is written again and synced.  After a kill it
+   may be in the page cache only, and after a failed fsync the cache shows bytes that the
+   disk does not have (Rebello et al., ATC '20).
+4. Files in the making and the spare are removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from quiver.disk.disk import Disk, File
+from quiver.errors import StorageFull
+from quiver.format.crc import crc32
+from quiver.wal.contents import LogContents, TornTail
+from quiver.wal.files import DIRECTORY, NEW, SPARE, LogFile
+
+QUARANTINE: Final = "quarantine"
+COPY_CHUNK: Final = 4 * 1024 * 1024
+_WRITABLE: Final = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class TailRepair:
+    """What was done. ``copies`` are the files in quarantine, one per torn tail.
+
+    A copy is missing when the disk had no room for it: what is cut was never promised,
+    and a full disk must not keep a store from opening.
+    """
+
+    copies: tuple[str, ...]
+    cut_bytes: int
+    rewritten_bytes: int
+
+
+def repair_tail(disk: Disk, contents: LogContents) -> TailRepair:
+    """Cut what is torn, make durable what was read, and clear up."""
+    copies = []
+    cut = rewritten = 0
+    for torn in contents.torn_tails:
+        copy = _quarantine(disk, torn) if torn.length else None
+        if copy is not None:
+            copies.append(copy)
+        cut += _cut(disk, torn.file, torn.offset)
+    if contents.files and not contents.sealed:
+        last = contents.files[-1]
+        _cut(disk, last.path, last.end)
+        rewritten = _rewrite(disk, last, contents.proven_end)
+    _clear_up(disk, must_sync=bool(contents.files) and not contents.sealed)
+    return TailRepair(tuple(copies), cut, rewritten)
+
+
+def _quarantine(disk: Disk, torn: TornTail) -> str | None:
+    """Keep a copy, named for its content: doing it twice makes one file, not two."""
+    with disk.open(torn.file) as file:
+        crc, at, end = 0, torn.offset, torn.offset + torn.length
+        while at < end and (data := file.pread(min(COPY_CHUNK, end - at), at)):
+            crc = crc32(data, crc)
+            at += len(data)
+        name = torn.file.rpartition("/")[2]
+        target = f"{QUARANTINE}/{name}-at-{torn.offset}-sequence-{torn.sequence}-{crc:08x}.torn"
+        try:
+            if disk.stat_size(target) != torn.length:
+                _copy(disk, file, torn, target)
+        except StorageFull:
+            return None
+    return target
+
+
+def _copy(disk: Disk, source: File, torn: TornTail, target: str) -> None:
+    disk.mkdir(QUARANTINE)
+    disk.fsync_dir("")
+    partial = f"{target}.tmp"
+    disk.unlink(partial, missing_ok=True)
+    try:
+        with disk.create(partial) as copy:
+            at, end = 0, torn.length
+            while at < end and (data := source.pread(min(COPY_CHUNK, end - at), torn.offset + at)):
+                at += copy.write_all([data], at)
+            copy.fsync()
+    except StorageFull:
+        disk.unlink(partial)
+        raise
+    disk.rename(partial, target)
+    disk.fsync_dir(QUARANTINE)
+
+
+def _cut(disk: Disk, path: str, end: int) -> int:
+    """Cut a file, durably; a file with no head left goes altogether."""
+    size = disk.stat_size(path) or 0
+    if end == 0:
+        disk.unlink(path)
+        disk.fsync_dir(DIRECTORY)
+        return size
+    if size > end:
+        disk.chmod(path, _WRITABLE)  # the Rust crate makes its rotated files read-only
+        with disk.open(path, write=True) as file:
+            file.truncate(end)
+            file.fsync()
+    return size - end
+
+
+def _rewrite(disk: Disk, last: LogFile, proven_end: int) -> int:
+    at = min(proven_end, last.end)
+    disk.chmod(last.path, _WRITABLE)
+    with disk.open(last.path, write=True) as file:
+        while at < last.end and (data := file.pread(min(COPY_CHUNK, last.end - at), at)):
+            at += file.write_all([data], at)
+        file.fsync()
+    return max(0, last.end - proven_end)
+
+
+def _clear_up(disk: Disk, *, must_sync: bool) -> None:
+    names = disk.listdir(DIRECTORY)
+    strays = [path for path in (NEW, SPARE) if path.rpartition("/")[2] in names]
+    for path in strays:
+        disk.unlink(path)
+    if strays or must_sync:
+        disk.fsync_dir(DIRECTORY)

@@ -1,0 +1,247 @@
+"""One log file, from its head to wherever it ends.
+
+:class:`FileScan` gives the entries piece by piece and says how it came to a stop; what a
+stop means (the end, a torn tail, damage) depends on the other files, so that is decided
+in :mod:`quiver.wal.reader`.  Files are read with ``pread``, never mapped: a failing disk
+must end in an ``IoFault``, not in a signal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from quiver.disk.disk import File
+from quiver.errors import IoFault
+from quiver.format.crc import crc32
+from quiver.format.wal_entry import BUNDLE, FOREIGN_BUNDLE, FRAME, MAX_BODY, SEAL
+from quiver.format.wal_scan import (
+    HEAD_SIZE,
+    RESIDUE,
+    Found,
+    Stop,
+    candidates,
+    foreign_candidates,
+    read_one,
+    scan_foreign,
+    scan_own,
+)
+
+CHUNK: Final = 4 * 1024 * 1024
+"""Bytes read at a time: small enough to stay in the cache between reading and checking."""
+MAX_CHUNK: Final = 16 * 1024 * 1024
+SEARCH_WINDOW: Final = 1024 * 1024
+MAX_CANDIDATES: Final = 1_000_000
+MAX_SEARCH_BYTES: Final = 4 * 1024**3
+"""Both bound the search behind damage, since payloads may hold anything, markers too."""
+_SMALLEST_ENTRY: Final = 45
+
+_kind, _synced, _segment = itemgetter(2), itemgetter(4), itemgetter(5)
+
+
+class Ending(Enum):
+    """How the entries of a file stop."""
+
+    EOF = "end of file"
+    ZEROS = "terminator"
+    OLD = "an entry of an earlier lap"
+    BAD = "something that is not the next entry"
+
+
+class Piece(NamedTuple):
+    """Some entries, as offsets into ``view``, which begins at ``base`` in the file."""
+
+    view: memoryview
+    base: int
+    found: list[tuple[int, int, int, int, int, int]]
+
+
+class FileScan:
+    """Reads one file; the attributes say what was seen up to :attr:`offset`."""
+
+    def __init__(
+        self, file: File, size: int, offset: int, expected: int | None, *, foreign: bool
+    ) -> None:
+        self.file = file
+        self.size = size
+        self.offset = offset
+        self.foreign = foreign
+        self.expected = 0 if expected is None else expected
+        self.ending = Ending.EOF
+        self.proven = 0
+        self.last_segment = -1
+        self.last_ts = 0
+        self.last_kind = -1
+        self.entries = 0
+        self.bundles = 0
+        self.first_foreign: int | None = None
+        self.highest = -1
+        self.search_gave_up = False
+        self._chunk = CHUNK
+        self._recent: list[Piece] = []
+
+    def pieces(self) -> Iterator[Piece]:
+        """The entries from :attr:`offset` on; afterwards :attr:`ending` says why no more."""
+        while self.offset < self.size:
+            view = self._read(self.offset, self._chunk)
+            found, stop = self._scan(view)
+            if not found:
+                odd = self._look(view)
+                if isinstance(odd, Ending):
+                    self.ending = odd
+                    return
+                view, entry = odd
+                found, stop = [entry], entry.end
+            piece = Piece(view, self.offset, found)
+            self._note(piece)
+            self.offset += stop
+            yield piece
+        self.ending = Ending.EOF
+
+    def _scan(self, view: memoryview) -> tuple[list[tuple[int, int, int, int, int, int]], int]:
+        if self.foreign:
+            entries, stop = scan_foreign(view, 0)
+            return list(entries), stop
+        found, stop, self.expected = scan_own(view, 0, self.expected)
+        return found, stop
+
+    def _look(self, view: memoryview) -> tuple[memoryview, Found] | Ending:
+        """What is at :attr:`offset`, where the quick scan found nothing."""
+        left = self.size - self.offset
+        what = read_one(view, 0, foreign=self.foreign)
+        if what is Stop.MORE and len(view) < left:
+            need = FRAME + int.from_bytes(view[:4], "little")
+            if need > left:
+                return Ending.BAD
+            self._chunk = min(MAX_CHUNK, max(self._chunk, 4 * need))
+            view = self._read(self.offset, need)
+            what = read_one(view, 0, foreign=self.foreign)
+        if isinstance(what, Found):
+            return self._in_turn(view, what)
+        if what is Stop.END or (what is Stop.MORE and not bytes(view[:64]).strip(b"\0")):
+            return Ending.ZEROS
+        return Ending.BAD
+
+    def _in_turn(self, view: memoryview, entry: Found) -> tuple[memoryview, Found] | Ending:
+        if not self.foreign:
+            if entry.sequence != self.expected:
+                return Ending.OLD if entry.sequence < self.expected else Ending.BAD
+            self.expected += 1
+        return view, entry
+
+    def _note(self, piece: Piece) -> None:
+        found = piece.found
+        start, _, kind, sequence, _, _ = found[-1]
+        self.entries += len(found)
+        kinds = list(map(_kind, found))
+        self.bundles += kinds.count(BUNDLE) + kinds.count(FOREIGN_BUNDLE)
+        self.last_segment = max(self.last_segment, *map(_segment, found))
+        self.proven = max(self.proven, *map(_synced, found))
+        self.last_ts = int.from_bytes(piece.view[start + 5 : start + 13], "little", signed=True)
+        self.last_kind = kind
+        if self.foreign:
+            if self.first_foreign is None:
+                self.first_foreign = found[0][3]
+            self.highest = max(self.highest, *(entry[3] for entry in found))
+            self.expected = sequence + 1
+            return
+        self._recent.append(Piece(memoryview(b""), piece.base, found))
+        while self._recent[0].found[-1][3] < self.proven and len(self._recent) > 1:
+            self._recent.pop(0)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the last entry says that the log was closed cleanly."""
+        return self.last_kind == SEAL
+
+    def proven_end(self) -> int:
+        """Offset of the first entry that no later entry proves to be synced."""
+        for piece in self._recent:
+            for start, _, _, sequence, _, _ in piece.found:
+                if sequence >= self.proven:
+                    return piece.base + start
+        return self.offset
+
+    # Behind a bad place
+
+    def has_proof(self, *, within: int | None = None) -> bool:
+        """Whether a later entry of this file says that the expected one was synced.
+
+        When the search has to be given up, the answer is yes: to refuse loses nothing.
+        """
+        end = self.size if within is None else min(self.size, self.offset + within)
+        highest = self.expected + (self.size - self.offset) // _SMALLEST_ENTRY + 1
+        return any(
+            synced > self.expected
+            for _, _, synced in self._sound_after(self.offset, end, self.expected, highest)
+        ) or (self.search_gave_up and within is None)
+
+    def resync(self, above: int) -> bool:
+        """Go to the next sound entry with a sequence over ``above``; whether there is one."""
+        if self.foreign:
+            return self._resync_foreign(above + 1)
+        for offset, sequence, _ in self._sound_after(self.offset + 1, self.size, above, None):
+            self.offset, self.expected = offset, sequence
+            return True
+        return False
+
+    def _sound_after(
+        self, start: int, end: int, above: int, highest: int | None
+    ) -> Iterator[tuple[int, int, int]]:
+        """Sound entries of ours between two offsets: offset, sequence, synced_before."""
+        self.search_gave_up = False
+        tries = work = 0
+        resume = start
+        for base in range(start, end, SEARCH_WINDOW):
+            data = self.file.pread(min(SEARCH_WINDOW + HEAD_SIZE, self.size - base), base)
+            for at, length, sequence, synced in candidates(data, above):
+                offset = base + at
+                if offset < resume or offset + length > self.size:
+                    continue
+                if at >= SEARCH_WINDOW or (highest is not None and sequence > highest):
+                    continue
+                tries, work = tries + 1, work + length
+                if tries > MAX_CANDIDATES or work > MAX_SEARCH_BYTES:
+                    self.search_gave_up = True
+                    return
+                if self._is_sound(offset, length):
+                    resume = offset + length
+                    yield offset, sequence, synced
+
+    def _resync_foreign(self, sequence: int) -> bool:
+        tries = work = 0
+        for base in range(self.offset + 1, self.size, SEARCH_WINDOW):
+            data = self.file.pread(min(SEARCH_WINDOW + HEAD_SIZE, self.size - base), base)
+            for at, length in foreign_candidates(data, sequence):
+                if at >= SEARCH_WINDOW or base + at + length > self.size:
+                    continue
+                tries, work = tries + 1, work + length
+                if tries > MAX_CANDIDATES or work > MAX_SEARCH_BYTES:
+                    return False
+                if self._is_sound(base + at, length):
+                    self.offset = base + at
+                    return True
+        return False
+
+    def _is_sound(self, offset: int, length: int) -> bool:
+        crc, at, end = 0, offset + 4, offset + length
+        while at < end:
+            data = self._read(at, min(CHUNK, end - at))
+            crc = crc32(data, crc)
+            at += len(data)
+        return crc == RESIDUE
+
+    def _read(self, offset: int, size: int) -> memoryview:
+        wanted = min(size, self.size - offset, MAX_BODY + FRAME)
+        data = self.file.pread(wanted, offset)
+        if len(data) != wanted:
+            raise IoFault(
+                f"read of {self.file.path} came back short: {len(data)} of {wanted} bytes.",
+                advice="Check the disk; nothing was changed.",
+                op="read",
+                file=self.file.path,
+                offset=offset,
+            )
+        return memoryview(data)

@@ -1,0 +1,296 @@
+"""Appending to the log: stage under the ingest lock, commit in groups without it.
+
+A put *stages* its entry: it gets a sequence, a place in a file, and a receipt that waits.
+:meth:`WalWriter.commit` then takes the oldest group, writes and syncs it, and tells all
+its receipts; one sync serves everyone in the group.  Who calls commit is none of the
+writer's business (:mod:`quiver.wal.group`).
+
+Locks, in the order they are taken: ``_turn`` (one commit at a time) → ``names`` of the
+files → ``lock`` (the ingest lock, given from outside).  The ingest lock is never held over
+I/O: it is taken to pick a group up and to publish what became of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from quiver.clock import Clock, SystemClock
+from quiver.config import WalConfig
+from quiver.disk.disk import Disk
+from quiver.errors import Backpressure, IoFault, Poisoned, QuiverError, Reason, StoreClosed
+from quiver.format.crc import Bytes
+from quiver.format.wal_entry import SEAL, WATERMARK, control_size, encode_control
+from quiver.wal.active import LogFiles
+from quiver.wal.contents import LogStart
+from quiver.wal.staging import Completable, Group, Plan
+
+WAL_FULL_RETRY_MS: Final = 100
+
+
+def _ignore(*_: object) -> None:
+    """What happens when nobody asked to be told."""
+
+
+class WalWriter:
+    """The only one who writes to a store's log.
+
+    ``on_durable(before)`` and ``on_rollback(first, error)`` are called with the ingest
+    lock held, before the receipts are told: whoever then sees a receipt done also sees
+    what it stands for.
+
+    ``next_sequence``, ``durable_before`` and ``staged_bytes`` change under the lock only.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        config: WalConfig,
+        *,
+        layout_hash: bytes,
+        lock: threading.Lock,
+        start: LogStart,
+        clock: Clock | None = None,
+        on_durable: Callable[[int], None] = _ignore,
+        on_rollback: Callable[[int, QuiverError], None] = _ignore,
+    ) -> None:
+        self._disk = disk
+        self._poison = disk.poison
+        self._clock = clock if clock is not None else SystemClock()
+        self._lock = lock
+        self._turn = threading.Lock()
+        self.on_durable = on_durable
+        self.on_rollback = on_rollback
+        self._max_group = 0 if config.flush == "every" else config.max_group
+        self._files = LogFiles(disk, config, layout_hash, self._clock, start)
+        self._plan = Plan(
+            target=config.rotation_target,
+            max_size=config.max_size,
+            max_files=config.max_rotated_files,
+        )
+        self._files.survey(self._plan)
+        self._groups: deque[Group] = deque()
+        self._watermark = start.next_sequence - 1
+        self._closed = False
+        self.next_sequence = start.next_sequence
+        self.durable_before = start.next_sequence
+        self.position = start.position
+        self.staged_bytes = 0
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Bytes of all log files, the spare included: never more than ``max_size``."""
+        return self._files.bytes_on_disk
+
+    @property
+    def file_count(self) -> int:
+        """All log files, the spare included: never more than ``max_rotated_files``."""
+        return self._files.file_count
+
+    @property
+    def file_age(self) -> float:
+        """Seconds since the active file was begun; 0 without one."""
+        return self._files.age
+
+    # Staging: the caller holds the lock
+
+    def room_for(self, nbytes: int) -> bool:
+        """Whether an entry of this size fits, with all that is staged before it."""
+        return self._plan.fits(nbytes)
+
+    def stage(
+        self,
+        buffers: Sequence[Bytes],
+        nbytes: int,
+        sequence: int,
+        segment_seq: int,
+        receipt: Completable | None,
+    ) -> None:
+        """Take an entry that was sealed with :attr:`next_sequence`.
+
+        ``nbytes`` is the length of all ``buffers``; ``segment_seq`` of -1 belongs to none.
+        """
+        if sequence != self.next_sequence:
+            raise ValueError(f"sequence {sequence} is not the next, {self.next_sequence}")
+        if self._poison.cause is not None:
+            self._poison.check()
+        if self._closed:
+            raise StoreClosed("the log has been closed.")
+        plan = self._plan
+        if not plan.fits(nbytes):
+            raise Backpressure(
+                Reason.WAL_FULL,
+                "the log is at its cap until a segment is written",
+                retry_after_ms=WAL_FULL_RETRY_MS,
+            )
+        new_file = plan.add(nbytes)
+        groups = self._groups
+        if new_file or not groups or groups[-1].nbytes + nbytes > self._max_group:
+            groups.append(Group(sequence, new_file=new_file))
+        group = groups[-1]
+        group.buffers += buffers
+        group.nbytes += nbytes
+        group.count += 1
+        if segment_seq > group.last_segment:
+            group.last_segment = segment_seq
+        if receipt is not None:
+            group.receipts.append(receipt)
+        self.next_sequence = sequence + 1
+        self.staged_bytes += nbytes
+
+    def stage_control(
+        self,
+        kind: int,
+        payload: bytes = b"",
+        segment_seq: int | None = None,
+        receipt: Completable | None = None,
+    ) -> int:
+        """Stage an entry that is not a bundle; its sequence."""
+        sequence = self.next_sequence
+        entry = encode_control(
+            kind,
+            payload,
+            sequence=sequence,
+            synced_before=self.durable_before,
+            ts=self._clock.now_ns(),
+        )
+        segment = -1 if segment_seq is None else segment_seq
+        self.stage([entry], len(entry), sequence, segment, receipt)
+        return sequence
+
+    # Committing: any thread, without the lock
+
+    def commit(self) -> int:
+        """Make the oldest staged group durable; how many entries that was.
+
+        0 means that nothing was staged, or that it failed: then everything staged has
+        been dropped and its receipts know why.
+        """
+        with self._turn:
+            with self._lock:
+                if not self._groups:
+                    return 0
+                group = self._groups.popleft()
+            try:
+                if group.new_file:
+                    self._files.begin(group.first, self.position)
+                self._files.append(group.buffers, group.nbytes, group.last_segment)
+            except QuiverError as error:
+                self._drop(group, error)
+                return 0
+            except BaseException as exc:
+                # An interrupt, or a bug: nobody knows how far it came, so it goes back.
+                self._drop(group, IoFault(f"a write to the log was interrupted: {exc!r}."))
+                raise
+            self._publish(group)
+            return group.count
+
+    def _publish(self, group: Group) -> None:
+        with self._lock:
+            self.durable_before = group.first + group.count
+            self.position += group.nbytes
+            self.staged_bytes -= group.nbytes
+            if group.watermark is not None:
+                self._watermark = group.watermark
+            self.on_durable(self.durable_before)
+        for receipt in group.receipts:
+            receipt.complete(None)
+
+    def _drop(self, failed: Group, error: QuiverError) -> None:
+        """Undo a failed group and all that was staged behind it."""
+        if not isinstance(error, Poisoned):
+            try:
+                self._files.roll_back(error)
+            except Poisoned as poisoned:
+                error = poisoned
+        with self._files.names, self._lock:
+            dropped = [failed, *self._groups]
+            self._groups.clear()
+            self._files.survey(self._plan)
+            self.next_sequence = failed.first
+            self.staged_bytes = 0
+            self.on_rollback(failed.first, error)
+        for group in dropped:
+            for receipt in group.receipts:
+                receipt.complete(error)
+
+    # Upkeep
+
+    def watermark(self) -> bool:
+        """Stage a proof that the last group was synced, if nothing else will carry one.
+
+        To be called when idle: it narrows what a later flipped bit can pass off as an
+        unfinished write.
+        """
+        with self._lock:
+            if self._groups or self.durable_before <= self._watermark + 1:
+                return False
+            if self._closed or self._poison.cause or not self.room_for(control_size()):
+                return False
+            sequence = self.stage_control(WATERMARK)
+            self._groups[-1].watermark = sequence
+            return True
+
+    def rotate(self) -> None:
+        """Close the active file, so that it can be retired; the next entry makes another."""
+        with self._turn:
+            with self._lock:
+                if self._groups or not self._files.has_entries:
+                    return
+                self._plan.end_file()
+            self._files.set_aside()
+
+    def retire(self, sealed_through: int) -> int:
+        """Let files go whose bundles are all in segments up to this one; how many.
+
+        Those segments must be durable under their final names.
+        """
+        gone = 0
+        with self._files.names:
+            while (size := self._files.retire_oldest(sealed_through)) is not None:
+                with self._lock:
+                    self._plan.release(size)
+                gone += 1
+        return gone
+
+    def seal(self) -> None:
+        """Close the log cleanly: commit all, then an entry that says so, and nothing behind.
+
+        Writes nothing if nothing was written since the log was opened.
+        """
+        while self.commit():
+            pass
+        outcome = _Outcome()
+        with self._lock:
+            if not self._files.has_entries or not self.room_for(control_size()):
+                return
+            self.stage_control(SEAL, receipt=outcome)
+        self.commit()
+        if outcome.error is not None:
+            raise outcome.error
+        with self._turn:
+            self._files.finish()
+
+    def close(self) -> None:
+        """Let go of the file; what is staged and not committed is told so."""
+        with self._turn:
+            with self._lock:
+                self._closed = True
+                dropped = list(self._groups)
+                self._groups.clear()
+                self.staged_bytes = 0
+            self._files.close()
+        for group in dropped:
+            for receipt in group.receipts:
+                receipt.complete(StoreClosed("the store was closed before this was durable."))
+
+
+class _Outcome:
+    """A receipt for the writer itself."""
+
+    error: QuiverError | None = None
+
+    def complete(self, error: QuiverError | None = None) -> None:
+        self.error = error
