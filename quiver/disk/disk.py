@@ -35,7 +35,7 @@ IOV_MAX: Final = 1024
 """Buffers per ``pwritev``: what Linux allows."""
 
 MAX_INTERRUPTS: Final = 100
-"""Interrupted writes in a row before it is called a fault: no loop without an end."""
+"""Interruptions of one write before it is called a fault: no loop without an end."""
 
 TMP_SUFFIX: Final = ".tmp"
 
@@ -119,7 +119,6 @@ class File:
                 raise _fault("write", self.path, exc) from exc
             if count <= 0:
                 raise _fault("write", self.path, OSError(errno.EIO, "no byte was written"))
-            interrupts = 0
             written += count
             if written < total:
                 left = _without(left, count)

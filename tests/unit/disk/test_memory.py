@@ -103,6 +103,18 @@ def test_images_are_shared_and_never_written_through() -> None:
     assert first.open("d/a").pread(2, 0) == b"!x"
 
 
+def test_a_view_does_not_hinder_later_writes() -> None:
+    """Scenario: a file is viewed, then written to and cut. Guarantee: both go their own way."""
+    disk = MemoryDisk()
+    file = disk.create("a")
+    file.pwritev([b"abc"], 0)
+    view = disk.view("a")
+    file.pwritev([b"XYZ!"], 0)
+    file.truncate(2)
+    assert view.to_pybytes() == b"abc"
+    assert disk.view("a").to_pybytes() == b"XY"
+
+
 def test_an_image_keeps_its_directories() -> None:
     """Scenario: files deep down, and an empty directory. Guarantee: both are there again."""
     disk = MemoryDisk.from_image({"a/b/c": b""}, ["empty/inner"])
@@ -173,6 +185,8 @@ def test_a_shrunk_capacity_is_full_not_negative() -> None:
     file = disk.open("a", write=True)
     with pytest.raises(OSError, match="space"):
         file.pwritev([b"x"], 10)
+    file.truncate(8)
+    assert disk.free_bytes() == 0
     file.truncate(2)
     assert disk.free_bytes() == 3
 
