@@ -25,12 +25,11 @@ from quiver.clock import Clock
 from quiver.config import WalConfig
 from quiver.disk.disk import Disk, File
 from quiver.errors import IoFault, Poisoned, QuiverError, StorageFull
-from quiver.format.crc import Bytes
 from quiver.format.wal_header import HEADER_SIZE, encode_header
 from quiver.format.wal_scan import TERMINATOR
 from quiver.wal.contents import LogStart
 from quiver.wal.files import ACTIVE, DIRECTORY, NEW, SPARE, rotated_path
-from quiver.wal.staging import EMPTY_FILE, Plan
+from quiver.wal.staging import Group, Plan
 
 
 @dataclass(slots=True)
@@ -63,7 +62,8 @@ class LogFiles:
         self, disk: Disk, config: WalConfig, layout: bytes, clock: Clock, start: LogStart
     ) -> None:
         self._disk = disk
-        self._config = config
+        self._cap = config.max_size
+        self._recycle = config.recycle
         self._layout = layout
         self._clock = clock
         self.names = threading.Lock()
@@ -86,9 +86,9 @@ class LogFiles:
     # What is there
 
     @property
-    def has_entries(self) -> bool:
-        """Whether anything was written since the log was opened, to the file now active."""
-        return self._active is not None and self._active.end > HEADER_SIZE
+    def is_open(self) -> bool:
+        """Whether there is an active file; it has entries from the beginning."""
+        return self._active is not None
 
     @property
     def age(self) -> float:
@@ -122,28 +122,30 @@ class LogFiles:
 
     # Appending
 
-    def append(self, buffers: list[Bytes], nbytes: int, last_segment: int) -> None:
-        """Write and sync one group behind the last; from here on it is durable."""
+    def append(self, group: Group, position: int) -> None:
+        """Write and sync one group; from here on it is durable."""
+        group.buffers.append(TERMINATOR)
+        if group.new_file:
+            self._begin(group, position)
+            return
         active = self._active
         assert active is not None
-        end = active.end + nbytes
+        end = active.end + group.nbytes
         self._make_room(active, end + len(TERMINATOR))
-        buffers.append(TERMINATOR)
-        active.file.write_all(buffers, active.end)
+        active.file.write_all(group.buffers, active.end)
         active.file.fdatasync()
         active.end = end
         active.size = max(active.size, end + len(TERMINATOR))
-        active.last_segment = max(active.last_segment, last_segment)
+        active.last_segment = max(active.last_segment, group.last_segment)
 
     def _make_room(self, active: _Active, size: int) -> None:
         """Keep all files together within the cap, by giving up what isn't needed."""
         growth = max(0, size - active.size)
-        cap = self._config.max_size
-        if self.bytes_on_disk + growth <= cap:
+        if self.bytes_on_disk + growth <= self._cap:
             return
         with self.names:
             self._drop_spare()
-        if self.bytes_on_disk + growth > cap and active.size > active.end:
+        if self.bytes_on_disk + growth > self._cap and active.size > active.end:
             active.file.truncate(active.end)
             active.size = active.end
 
@@ -158,6 +160,7 @@ class LogFiles:
                 active.file.truncate(active.end)
                 active.size = active.end
                 active.file.fsync()
+            self._disk.poison.check()
         except Poisoned:
             raise
         except QuiverError as exc:
@@ -166,20 +169,27 @@ class LogFiles:
 
     # From file to file
 
-    def begin(self, first_sequence: int, position: int) -> None:
-        """Set the active file aside and make the next one."""
+    def _begin(self, group: Group, position: int) -> None:
+        """Set the active file aside and make the next one, with its first group in it.
+
+        Head and group are synced together, before the file gets its name.
+        """
         header = encode_header(
             self._layout,
             position_start=position,
-            first_sequence=first_sequence,
+            first_sequence=group.first,
             created_ns=self._clock.now_ns(),
         )
+        end = HEADER_SIZE + group.nbytes
         with self.names:
             self._set_aside()
-            path, size = (NEW, 0) if self._spare is None else (SPARE, self._spare)
-            file = self._disk.open(SPARE, write=True) if size else self._create_new()
+            size = end + len(TERMINATOR)
+            if self.bytes_on_disk - (self._spare or 0) + max(size, self._spare or 0) > self._cap:
+                self._drop_spare()
+            path, old_size = (NEW, 0) if self._spare is None else (SPARE, self._spare)
+            file = self._disk.open(SPARE, write=True) if old_size else self._create_new()
             try:
-                file.write_all([header, TERMINATOR], 0)
+                file.write_all([header, *group.buffers], 0)
                 file.fsync()
                 self._disk.rename(path, ACTIVE)
                 self._disk.fsync_dir(DIRECTORY)
@@ -188,20 +198,23 @@ class LogFiles:
                 raise
             self._spare = None
             file.path = ACTIVE
-            size = max(size, EMPTY_FILE)
-            self._active = _Active(file, HEADER_SIZE, size, -1, self._clock.monotonic())
+            self._active = _Active(
+                file, end, max(size, old_size), group.last_segment, self._clock.monotonic()
+            )
 
     def _create_new(self) -> File:
         self._disk.unlink(NEW, missing_ok=True)
         return self._disk.create(NEW)
 
     def _abandon(self, file: File, path: str) -> None:
-        with contextlib.suppress(QuiverError, FileNotFoundError):
+        """A file in the making failed: it must go, or its entries might come back."""
+        with contextlib.suppress(IoFault):
             file.close()
-        with contextlib.suppress(QuiverError, FileNotFoundError):
-            self._disk.unlink(path)
-            if path == SPARE:
-                self._spare = None
+        try:
+            self._disk.unlink(path, missing_ok=True)
+            self._spare = None
+        except QuiverError as exc:
+            self._disk.poison.trip("roll back", path, exc)
 
     def set_aside(self) -> None:
         """Rotate without a next file yet: it is made when there is something for it."""
@@ -212,9 +225,8 @@ class LogFiles:
         active = self._active
         if active is not None:
             if active.size > active.end:
-                active.file.truncate(active.end)
+                active.file.truncate(active.end)  # for the room: what is there does no harm
                 active.size = active.end
-                active.file.fsync()
             path = self._rename_active()
             self._active = None
             self._held.append(_Held(path, active.size, active.last_segment, recyclable=True))
@@ -242,7 +254,7 @@ class LogFiles:
         if others < 1 or self._held[0].last_segment > sealed_through:
             return None
         oldest = self._held[0]
-        if oldest.recyclable and self._config.recycle and self._spare is None:
+        if oldest.recyclable and self._recycle and self._spare is None:
             self._disk.rename(oldest.path, SPARE)
             self._spare = oldest.size
         else:

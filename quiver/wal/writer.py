@@ -174,9 +174,7 @@ class WalWriter:
                     return 0
                 group = self._groups.popleft()
             try:
-                if group.new_file:
-                    self._files.begin(group.first, self.position)
-                self._files.append(group.buffers, group.nbytes, group.last_segment)
+                self._files.append(group, self.position)
             except QuiverError as error:
                 self._drop(group, error)
                 return 0
@@ -237,7 +235,7 @@ class WalWriter:
         """Close the active file, so that it can be retired; the next entry makes another."""
         with self._turn:
             with self._lock:
-                if self._groups or not self._files.has_entries:
+                if self._groups or not self._files.is_open:
                     return
                 self._plan.end_file()
             self._files.set_aside()
@@ -264,7 +262,7 @@ class WalWriter:
             pass
         outcome = _Outcome()
         with self._lock:
-            if not self._files.has_entries or not self.room_for(control_size()):
+            if not self._files.is_open or not self.room_for(control_size()):
                 return
             self.stage_control(SEAL, receipt=outcome)
         self.commit()
