@@ -44,6 +44,8 @@ SUBSCRIBER_REGISTERED: Final = "quiver.subscriber.registered"
 SUBSCRIBER_UNREGISTERED: Final = "quiver.subscriber.unregistered"
 SUBSCRIBER_ORPHANED: Final = "quiver.subscriber.orphaned"
 PROGRESS_DAMAGED: Final = "quiver.subscriber.progress_damaged"
+BUNDLE_REJECTED: Final = "quiver.bundle.rejected"
+FOREIGN_ADOPTED: Final = "quiver.recovery.foreign_log_adopted"
 BACKGROUND_FAILED: Final = "quiver.background.failed"
 
 
@@ -59,10 +61,13 @@ def _render(
     return (text,), {"extra": {"event": name, "fields": fields}, "exc_info": exc_info}
 
 
-def get_logger(**fields: object) -> structlog.stdlib.BoundLogger:
-    """A logger whose events all carry ``fields``; it never configures anything global."""
+def get_logger(name: str = LOGGER, /, **fields: object) -> structlog.stdlib.BoundLogger:
+    """A logger whose events all carry ``fields``; it never configures anything global.
+
+    ``name`` may be a module's ``__name__``: those are below ``quiver`` in the tree.
+    """
     logger = structlog.wrap_logger(
-        logging.getLogger(LOGGER),
+        logging.getLogger(name),
         processors=[structlog.stdlib.filter_by_level, _render],
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,

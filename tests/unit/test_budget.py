@@ -37,6 +37,7 @@ def test_watermarks_lie_one_segment_apart() -> None:
     ("used", "need", "unwritten", "evictable", "verdict"),
     [
         (0, 800, 0, 0, Verdict.ADMIT),
+        (790, 10, 50, 0, Verdict.ADMIT),
         (790, 11, 50, 0, Verdict.FINALIZE_EARLY),
         (790, 11, 49, 0, Verdict.ADMIT),  # the open segment is too small to be worth it
         (890, 10, 100, 0, Verdict.FINALIZE_EARLY),

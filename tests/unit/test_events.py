@@ -51,6 +51,13 @@ def test_a_field_may_have_any_name(caplog: pytest.LogCaptureFixture) -> None:
     }
 
 
+def test_a_modules_logger_is_below_the_stores(caplog: pytest.LogCaptureFixture) -> None:
+    """Scenario: one module is turned up or down. Guarantee: by its name, in the usual tree."""
+    with caplog.at_level(logging.INFO, events.LOGGER):
+        events.get_logger("quiver.wal.writer").info(events.WAL_TRUNCATED)
+    assert caplog.records[0].name == "quiver.wal.writer"
+
+
 def test_an_exception_travels_with_its_event(caplog: pytest.LogCaptureFixture) -> None:
     """Scenario: a background job fails. Guarantee: the traceback is logged, not swallowed."""
     log = events.get_logger()
