@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
@@ -22,15 +21,12 @@ from blake3 import blake3
 from quiver.errors import InvalidBundle, LimitExceeded
 from quiver.format import message as msg
 from quiver.format.crc import crc32, crc32_combine
-from quiver.format.fingerprint import dictionary_ids, message_fingerprint
 from quiver.format.flatbuf import FlatbufferError
+from quiver.format.schema import SchemaMessage
 
 END_OF_STREAM: Final = msg.END_OF_STREAM
 MAX_DICTIONARIES: Final = 10_000
-MAX_ROWS: Final = 2**32 - 1
-MAX_CACHED_SCHEMAS: Final = 1024
-MAX_CACHED_SCHEMA_BYTES: Final = 64 * 1024
-RECENT_SCHEMAS: Final = 8
+MAX_ROWS: Final = 2**31 - 1
 
 _EOS_CRC: Final = crc32(END_OF_STREAM)
 _EOS_SIZE: Final = len(END_OF_STREAM)
@@ -46,68 +42,6 @@ _ARROW_ERRORS: Final = (
 )
 
 
-class SchemaMessage:
-    """A schema and its encapsulated IPC message; made once, shared by all its batches."""
-
-    __slots__ = (
-        "crc",
-        "dictionary_ids",
-        "has_dictionaries",
-        "message",
-        "portable",
-        "schema",
-        "schema_hash",
-    )
-
-    def __init__(self, message: bytes, schema: pa.Schema | None = None) -> None:
-        data = pa.py_buffer(message)
-        parsed = _expect(msg.read_message(data, 0), msg.SCHEMA)
-        if parsed.body != parsed.end:
-            raise FlatbufferError("a schema message has a body")
-        self.message: Final = message
-        self.schema: Final = pa.ipc.read_schema(data) if schema is None else schema
-        self.crc: Final = crc32(message)
-        self.schema_hash: Final = message_fingerprint(message)
-        self.dictionary_ids: Final = dictionary_ids(message)
-        self.has_dictionaries: Final = bool(self.dictionary_ids)
-        # Of today's version and byte order: such a message can stand in a file as it is.
-        self.portable: Final = parsed.portable and parsed.header.i16(0) == msg.LITTLE_ENDIAN
-
-    @staticmethod
-    def of(schema: pa.Schema) -> SchemaMessage:
-        """The one of a schema. Comparing with the last few is far cheaper than encoding."""
-        for known in _recent.schemas:
-            if known.schema.equals(schema, check_metadata=True):
-                return known
-        message = schema.serialize().to_pybytes()
-        found = SchemaMessage.parse(message)
-        if not found.schema.equals(schema, check_metadata=True):
-            # An extension type was registered after the cached one had been read.
-            found = SchemaMessage(message, schema)
-        _recent.schemas = (found, *_recent.schemas[: RECENT_SCHEMAS - 1])
-        return found
-
-    @staticmethod
-    def parse(message: bytes) -> SchemaMessage:
-        """The one of an encapsulated message, from the cache if it was seen before."""
-        if len(message) > MAX_CACHED_SCHEMA_BYTES:
-            return SchemaMessage(message)
-        return _cached_schema(message)
-
-
-# Schemas are few and come back with every batch; hostile ones are many: bounded.
-_cached_schema: Final = lru_cache(maxsize=MAX_CACHED_SCHEMAS)(SchemaMessage)
-
-
-class _Recent:
-    """The last schemas seen: replaced as a whole, so that it is read without a lock."""
-
-    schemas: tuple[SchemaMessage, ...] = ()
-
-
-_recent: Final = _Recent()
-
-
 class EncodedBatch:
     """One record batch as IPC messages. Never changed after it is made."""
 
@@ -118,6 +52,8 @@ class EncodedBatch:
         "_stream",
         "batch",
         "dictionaries",
+        "nbytes",
+        "payload_len",
         "rows",
         "schema",
     )
@@ -134,21 +70,13 @@ class EncodedBatch:
         self.dictionaries: Final = dictionaries
         self.batch: Final = batch
         self.rows: Final = rows
+        # Memory this batch keeps (its schema is shared), and length of the IPC stream.
+        self.nbytes: Final[int] = dictionaries.size + batch.size
+        self.payload_len: Final[int] = len(schema.message) + self.nbytes + _EOS_SIZE
         self._stream = stream
         self._batch_crc: int | None = None
         self._crc: int | None = None
         self._digest: bytes | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Memory this batch keeps: its schema is shared with others."""
-        size: int = self.dictionaries.size + self.batch.size
-        return size
-
-    @property
-    def payload_len(self) -> int:
-        """Length of the IPC stream."""
-        return len(self.schema.message) + self.nbytes + _EOS_SIZE
 
     def buffers(self) -> list[bytes | pa.Buffer]:
         """The IPC stream in pieces, so that it is written without being joined."""
@@ -272,7 +200,7 @@ class _Stream:
             if count > MAX_DICTIONARIES:
                 raise LimitExceeded("dictionaries in a slot", count, MAX_DICTIONARIES)
             following = msg.read_message(data, following.end)
-        self._batch = _expect(following, msg.RECORD_BATCH)
+        self._batch = msg.expect(following, msg.RECORD_BATCH)
         self.rows = self._batch.header.i64(0)
         if self.rows < 0:
             raise FlatbufferError("a batch has a negative number of rows")
@@ -314,14 +242,6 @@ class _Stream:
 
 def _fits_a_file(part: msg.Message) -> bool:
     return part.portable and msg.codec_of(msg.batch_table(part)) != msg.CODEC_LZ4
-
-
-def _expect(found: msg.Message | None, kind: int) -> msg.Message:
-    if found is None:
-        raise FlatbufferError("the stream ends before its batch")
-    if found.kind != kind:
-        raise FlatbufferError(f"a message of kind {found.kind} where {kind} should be")
-    return found
 
 
 def _aligned(data: pa.Buffer) -> pa.Buffer:

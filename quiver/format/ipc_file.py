@@ -26,7 +26,8 @@ import pyarrow as pa
 from quiver.format import message as msg
 from quiver.format.crc import crc32, crc32_combine
 from quiver.format.flatbuf import FlatbufferError, Table
-from quiver.format.ipc import EncodedBatch, SchemaMessage
+from quiver.format.ipc import EncodedBatch
+from quiver.format.schema import SchemaMessage
 
 HEAD: Final = b"ARROW1\0\0"
 TAIL_MAGIC: Final = b"ARROW1"

@@ -7,7 +7,7 @@ Written once as a batch; read in place, a value at a time, because a segment may
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -27,7 +27,8 @@ _REF: Final = pa.struct(
 MANIFEST: Final = pa.schema(
     [
         pa.field("bundle_index", pa.uint32(), nullable=False),
-        # The Rust crate leaves this one out where it doesn't know, or writes nulls.
+        # Rows, as we write it; what its embedder counts, in the Rust crate's files, which
+        # leave it out where it isn't known.
         pa.field("item_count", pa.uint64()),
         pa.field("slot_refs", pa.list_(pa.field("item", _REF)), nullable=False),
         # Ours:
@@ -117,22 +118,25 @@ class Manifest:
         self._rows = _row_order(columns["bundle_index"])
         self._offsets, self._refs = _open_refs(columns["slot_refs"])
         self._get = {name: _getter(found) for name, found in columns.items() if name != "slot_refs"}
-        self._batch = batch  # keeps the memory under the views
+        # Without it the sizes of bundles aren't recorded, and ``meta`` gives them as 0.
+        self.has_sizes: Final = columns["nbytes"] is not None
 
     def __len__(self) -> int:
         return self._count
 
     def refs(self, index: int) -> list[SlotRef]:
         """Where the slots of a bundle are, in the order written."""
+        return [SlotRef(*ref) for ref in self.locate(index)]
+
+    def locate(self, index: int) -> Iterator[tuple[int, int, int]]:
+        """The same as plain (slot, stream, chunk): every read comes through here."""
         row = self._row(index)
+        start, end = self._offsets[row], self._offsets[row + 1]
         slots, streams, chunks = self._refs
-        return [
-            SlotRef(slots[at], streams[at], chunks[at])
-            for at in range(self._offsets[row], self._offsets[row + 1])
-        ]
+        return zip(slots[start:end], streams[start:end], chunks[start:end], strict=True)
 
     def meta(self, index: int) -> BundleMeta:
-        """What is recorded about a bundle; ``rows`` is 0 where the writer didn't say."""
+        """What is recorded about a bundle."""
         row, get = self._row(index), self._get
         event_min, event_max = get["event_min"](row), get["event_max"](row)
         return BundleMeta(
@@ -142,7 +146,7 @@ class Manifest:
             content_hash=get["content_hash"](row),
             attributes=_attributes(get["attributes"](row)),
             event_time=None if event_min is None or event_max is None else (event_min, event_max),
-            rows=get["item_count"](row) or 0,
+            rows=(get["item_count"](row) or 0) if self.has_sizes else 0,
             nbytes=get["nbytes"](row) or 0,
         )
 

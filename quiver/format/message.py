@@ -84,6 +84,15 @@ def read_message(data: pa.Buffer, start: int) -> Message | None:
     return None if body is None else Message(data, start, body)
 
 
+def expect(found: Message | None, kind: int) -> Message:
+    """The message, if it is there and of this kind."""
+    if found is None:
+        raise FlatbufferError("the stream ends before its batch")
+    if found.kind != kind:
+        raise FlatbufferError(f"a message of kind {found.kind} where {kind} should be")
+    return found
+
+
 def batch_table(message: Message) -> Table:
     """The record batch of a message, also where it is a dictionary's."""
     if message.kind == RECORD_BATCH:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -30,8 +31,7 @@ class Stream:
     batches: list[EncodedBatch] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Bundle:
+class Bundle(NamedTuple):
     """One bundle: its slots, where they went, and its metadata."""
 
     slots: tuple[EncodedSlot, ...]

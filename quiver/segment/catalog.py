@@ -77,7 +77,9 @@ class Catalog:
             elif parse_name(name.removesuffix(TMP_SUFFIX)) is not None:
                 leftovers.append(name)
         if clean and leftovers:
-            self._unlink_all(f"{SEGMENTS}/{name}" for name in leftovers)
+            for name in leftovers:
+                self._unlink(f"{SEGMENTS}/{name}")
+            self._disk.fsync_dir(SEGMENTS)
         with self._lock:
             self._infos = infos
         return damaged
@@ -149,15 +151,20 @@ class Catalog:
 
     def remove(self, seqs: Iterable[int]) -> int:
         """Delete segments, durably; the bytes their files had."""
-        chosen = [info for seq in seqs if (info := self._infos.get(seq)) is not None]
-        if not chosen:
-            return 0
-        with self._lock:
-            for info in chosen:
-                self._drop(info.seq)
-                self._unlinked[info.seq] = info.file_bytes
-        self._unlink_all(segment_path(info.seq) for info in chosen)
-        return sum(info.file_bytes for info in chosen)
+        freed = 0
+        try:
+            for seq in seqs:
+                info = self._infos.get(seq)
+                if info is not None:
+                    self._unlink(segment_path(seq))
+                    freed += info.file_bytes
+                    with self._lock:
+                        self._drop(seq)
+                        self._unlinked[seq] = info.file_bytes
+        finally:
+            if freed:
+                self._disk.fsync_dir(SEGMENTS)
+        return freed
 
     def quarantine(self, seq: int, error: Damage) -> Quarantined:
         """Put a damaged file aside; it is never deleted by Quiver."""
@@ -185,11 +192,9 @@ class Catalog:
         self._readers.pop(seq, None)
         self._verified.discard(seq)
 
-    def _unlink_all(self, paths: Iterable[str]) -> None:
-        for path in paths:
-            with suppress(FileNotFoundError):
-                self._disk.unlink(path)
-        self._disk.fsync_dir(SEGMENTS)
+    def _unlink(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._disk.unlink(path)
 
     def _forget_unmapped(self) -> None:
         for seq, mappings in list(self._mappings.items()):

@@ -23,9 +23,10 @@ from quiver.errors import (
     SlotNotInBundle,
     StreamNotFound,
 )
-from quiver.format.ipc import SchemaMessage, column_indices, encode_batch
+from quiver.format.ipc import column_indices, encode_batch
 from quiver.format.manifest import Manifest, SlotRef
 from quiver.format.record import BundleMeta, EncodedSlot
+from quiver.format.schema import SchemaMessage
 from quiver.format.segment import (
     CRC_SIZE,
     MIN_SIZE,
@@ -47,6 +48,7 @@ MAX_DIRECTORY_BYTES: Final = 64 << 20
 MAX_PROJECTIONS: Final = 64
 
 _ALL: Final[tuple[int, ...]] = ()
+_ARROW_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError)
 
 
 def load_info(disk: Disk, seq: int) -> SegmentInfo:
@@ -97,16 +99,16 @@ class SegmentReader:
         return self._manifest.refs(index)
 
     def meta(self, index: int) -> BundleMeta:
-        """A bundle's metadata; sizes that the writer didn't record are counted."""
+        """A bundle's metadata; sizes that the Rust crate doesn't record are counted."""
         with _located(self.path, self.seq):
             meta = self._manifest.meta(index)
-        if meta.rows and meta.nbytes:
+        if self._manifest.has_sizes:
             return meta
         batches = self.read(index).values()
         return replace(
             meta,
-            rows=meta.rows or sum(batch.num_rows for batch in batches),
-            nbytes=meta.nbytes or sum(batch.nbytes for batch in batches),
+            rows=sum(batch.num_rows for batch in batches),
+            nbytes=sum(batch.nbytes for batch in batches),
         )
 
     def read(
@@ -117,19 +119,21 @@ class SegmentReader:
     ) -> dict[int, pa.RecordBatch]:
         """A bundle's batches by slot; of ``slots``, those that it has."""
         found = {}
-        for ref in self._manifest.refs(index):
-            if slots is None or ref.slot_id in slots:
-                names = None if columns is None else columns.get(ref.slot_id)
-                found[ref.slot_id] = self._batch(ref, names)
+        for slot, stream, chunk in self._manifest.locate(index):
+            if slots is None or slot in slots:
+                if columns is None:
+                    found[slot] = self._batch(stream, chunk)
+                else:
+                    found[slot] = self._some_columns(stream, chunk, columns.get(slot))
         return found
 
     def read_slot(
         self, index: int, slot: int, columns: Sequence[str] | None = None
     ) -> pa.RecordBatch:
         """One batch of a bundle that must be there."""
-        for ref in self._manifest.refs(index):
-            if ref.slot_id == slot:
-                return self._batch(ref, columns)
+        for found, stream, chunk in self._manifest.locate(index):
+            if found == slot:
+                return self._some_columns(stream, chunk, columns)
         raise SlotNotInBundle(
             f"bundle {self.seq}.{index} has no slot {slot}.",
             file=self.path,
@@ -143,7 +147,7 @@ class SegmentReader:
             EncodedSlot(
                 ref.slot_id,
                 self._entry(ref.stream_id).schema_fingerprint,
-                encode_batch(self._batch(ref, None)),
+                encode_batch(self._batch(ref.stream_id, ref.chunk_index)),
             )
             for ref in self._manifest.refs(index)
         ]
@@ -158,20 +162,20 @@ class SegmentReader:
                 self._readers[stream_id] = self._open(stream_id, _ALL)
             return self._readers[stream_id]
 
-    def _batch(self, ref: SlotRef, columns: Sequence[str] | None) -> pa.RecordBatch:
-        reader = self._readers.get(ref.stream_id) or self.stream_reader(ref.stream_id)
-        if columns is not None:
-            return self._some_columns(reader, ref, columns)
-        return self._get(reader, ref)
+    def _batch(self, stream_id: int, chunk: int) -> pa.RecordBatch:
+        reader = self._readers.get(stream_id) or self.stream_reader(stream_id)
+        return self._get(reader, stream_id, chunk)
 
     def _some_columns(
-        self, whole: FileReader, ref: SlotRef, columns: Sequence[str]
+        self, stream_id: int, chunk: int, columns: Sequence[str] | None
     ) -> pa.RecordBatch:
-        wanted = column_indices(whole.schema, columns)
+        if columns is None:
+            return self._batch(stream_id, chunk)
+        wanted = column_indices(self.stream_reader(stream_id).schema, columns)
         if not wanted:
-            return self._get(whole, ref).select([])
+            return self._batch(stream_id, chunk).select([])
         fields = tuple(sorted(set(wanted)))
-        batch = self._get(self._projection(ref.stream_id, fields), ref)
+        batch = self._get(self._projection(stream_id, fields), stream_id, chunk)
         order = [fields.index(index) for index in wanted]
         return batch if order == list(range(len(fields))) else batch.select(order)
 
@@ -195,16 +199,16 @@ class SegmentReader:
             # Arrow loads dictionaries with the first batch, and not safely from two threads.
             if entry.chunk_count and SchemaMessage.of(reader.schema).has_dictionaries:
                 reader.get_batch(0)
-        except (pa.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
+        except _ARROW_ERRORS as error:
             raise self._invalid(f"Arrow can't read stream {stream_id}: {error}.") from error
         return reader
 
-    def _get(self, reader: FileReader, ref: SlotRef) -> pa.RecordBatch:
+    def _get(self, reader: FileReader, stream_id: int, chunk: int) -> pa.RecordBatch:
         try:
-            return reader.get_batch(ref.chunk_index)
-        except (pa.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
+            return reader.get_batch(chunk)
+        except _ARROW_ERRORS as error:
             raise self._invalid(
-                f"Arrow can't read batch {ref.chunk_index} of stream {ref.stream_id}: {error}."
+                f"Arrow can't read batch {chunk} of stream {stream_id}: {error}."
             ) from error
 
     def _entry(self, stream_id: int) -> StreamEntry:
