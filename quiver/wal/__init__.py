@@ -19,7 +19,7 @@ stage and commit → ``seal`` → ``close``.
 ``staging``   groups that wait to be written, and the room they will take
 ``active``    the files on disk: append, rotate, recycle, roll back
 ``writer``    ``WalWriter``: stage, commit, retire, seal
-``group``     ``Commits``: who leads a commit, who waits; the background loop
+``group``     ``Commits``: who leads a commit, who waits
 ``scan``      one file, from its head to wherever it ends
 ``contents``  what reading gives: entries, torn tails, damage
 ``reader``    ``read_log``: all files, and what a bad place in them means

@@ -38,6 +38,7 @@ class _Held:
 
     path: str
     size: int
+    position: int
     last_segment: int
     recyclable: bool
 
@@ -47,6 +48,7 @@ class _Active:
     file: File
     end: int
     size: int
+    position: int
     last_segment: int
     created: float
 
@@ -72,6 +74,7 @@ class LogFiles:
             _Held(
                 file.path,
                 disk.stat_size(file.path) or 0,
+                file.header.position_start,
                 file.last_segment,
                 recyclable=not file.header.foreign,
             )
@@ -86,9 +89,9 @@ class LogFiles:
     # What is there
 
     @property
-    def is_open(self) -> bool:
-        """Whether there is an active file; it has entries from the beginning."""
-        return self._active is not None
+    def has_entries(self) -> bool:
+        """Whether there is an active file with anything in it."""
+        return self._active is not None and self._active.end > HEADER_SIZE
 
     @property
     def age(self) -> float:
@@ -107,6 +110,11 @@ class LogFiles:
     def file_count(self) -> int:
         """All log files, the spare included."""
         return len(self._held) + (self._active is not None) + (self._spare is not None)
+
+    def oldest_position(self) -> int | None:
+        """Where the oldest file's entries begin; ``names`` is held."""
+        oldest = self._held[0] if self._held else self._active
+        return None if oldest is None else oldest.position
 
     def survey(self, plan: Plan) -> None:
         """Make a plan agree with what is there; ``names`` is held.
@@ -199,7 +207,12 @@ class LogFiles:
             self._spare = None
             file.path = ACTIVE
             self._active = _Active(
-                file, end, max(size, old_size), group.last_segment, self._clock.monotonic()
+                file=file,
+                end=end,
+                size=max(size, old_size),
+                position=position,
+                last_segment=group.last_segment,
+                created=self._clock.monotonic(),
             )
 
     def _create_new(self) -> File:
@@ -229,7 +242,9 @@ class LogFiles:
                 active.size = active.end
             path = self._rename_active()
             self._active = None
-            self._held.append(_Held(path, active.size, active.last_segment, recyclable=True))
+            self._held.append(
+                _Held(path, active.size, active.position, active.last_segment, recyclable=True)
+            )
             self._held_bytes += active.size
             active.file.close()
         elif self._held and self._held[-1].path == ACTIVE:
@@ -244,14 +259,18 @@ class LogFiles:
 
     # Letting go
 
+    def is_retirable(self, sealed_through: int) -> bool:
+        """Whether the oldest file can go; ``names`` is held."""
+        others = len(self._held) - (self._active is None)
+        return others > 0 and self._held[0].last_segment <= sealed_through
+
     def retire_oldest(self, sealed_through: int) -> int | None:
         """Let the oldest file go if it holds nothing above a segment; its size.
 
         ``names`` is held.  The newest file always stays: it alone says which sequence
         comes next.
         """
-        others = len(self._held) - (self._active is None)
-        if others < 1 or self._held[0].last_segment > sealed_through:
+        if not self.is_retirable(sealed_through):
             return None
         oldest = self._held[0]
         if oldest.recyclable and self._recycle and self._spare is None:

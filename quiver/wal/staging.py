@@ -71,7 +71,7 @@ class Plan:
     def starts_file(self, nbytes: int) -> bool:
         """Whether an entry of this size goes into a new file: it would pass the target."""
         end = self.end
-        return end is None or end + nbytes + _TAIL > self.target
+        return end is None or (end > HEADER_SIZE and end + nbytes + _TAIL > self.target)
 
     def fits(self, nbytes: int) -> bool:
         """Whether an entry of this size keeps within both caps."""

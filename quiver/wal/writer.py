@@ -39,7 +39,8 @@ class WalWriter:
 
     ``on_durable(before)`` and ``on_rollback(first, error)`` are called with the ingest
     lock held, before the receipts are told: whoever then sees a receipt done also sees
-    what it stands for.
+    what it stands for.  ``on_group(nbytes, seconds)`` is for whoever counts: what a group
+    held and how long its write and sync took.  ``finished`` is notified after each commit.
 
     ``next_sequence``, ``durable_before`` and ``staged_bytes`` change under the lock only.
     """
@@ -55,6 +56,7 @@ class WalWriter:
         clock: Clock | None = None,
         on_durable: Callable[[int], None] = _ignore,
         on_rollback: Callable[[int, QuiverError], None] = _ignore,
+        on_group: Callable[[int, float], None] = _ignore,
     ) -> None:
         self._disk = disk
         self._poison = disk.poison
@@ -63,6 +65,8 @@ class WalWriter:
         self._turn = threading.Lock()
         self.on_durable = on_durable
         self.on_rollback = on_rollback
+        self.on_group = on_group
+        self.finished = threading.Condition(threading.Lock())
         self._max_group = 0 if config.flush == "every" else config.max_group
         self._files = LogFiles(disk, config, layout_hash, self._clock, start)
         self._plan = Plan(
@@ -173,6 +177,7 @@ class WalWriter:
                 if not self._groups:
                     return 0
                 group = self._groups.popleft()
+            began = self._clock.monotonic()
             try:
                 self._files.append(group, self.position)
             except QuiverError as error:
@@ -183,7 +188,8 @@ class WalWriter:
                 self._drop(group, IoFault(f"a write to the log was interrupted: {exc!r}."))
                 raise
             self._publish(group)
-            return group.count
+        self.on_group(group.nbytes, self._clock.monotonic() - began)
+        return group.count
 
     def _publish(self, group: Group) -> None:
         with self._lock:
@@ -195,6 +201,11 @@ class WalWriter:
             self.on_durable(self.durable_before)
         for receipt in group.receipts:
             receipt.complete(None)
+        self._tell()
+
+    def _tell(self) -> None:
+        with self.finished:
+            self.finished.notify_all()
 
     def _drop(self, failed: Group, error: QuiverError) -> None:
         """Undo a failed group and all that was staged behind it."""
@@ -213,8 +224,28 @@ class WalWriter:
         for group in dropped:
             for receipt in group.receipts:
                 receipt.complete(error)
+        self._tell()
 
     # Upkeep
+
+    def begin(self) -> None:
+        """Make the log's first file, if it has none: from then on its absence means loss."""
+        with self._turn:
+            with self._lock:
+                if self._plan.files:
+                    return
+                self._plan.add(0)
+                group = Group(self.next_sequence, new_file=True)
+            try:
+                self._files.append(group, self.position)
+            except QuiverError as error:
+                self._drop(group, error)
+                raise
+
+    @property
+    def wants_watermark(self) -> bool:
+        """Whether the last group was synced and nothing says so yet."""
+        return not self._groups and self.durable_before > self._watermark + 1
 
     def watermark(self) -> bool:
         """Stage a proof that the last group was synced, if nothing else will carry one.
@@ -223,9 +254,9 @@ class WalWriter:
         unfinished write.
         """
         with self._lock:
-            if self._groups or self.durable_before <= self._watermark + 1:
+            if not self.wants_watermark or not self.room_for(control_size()):
                 return False
-            if self._closed or self._poison.cause or not self.room_for(control_size()):
+            if self._closed or self._poison.cause:
                 return False
             sequence = self.stage_control(WATERMARK)
             self._groups[-1].watermark = sequence
@@ -235,10 +266,22 @@ class WalWriter:
         """Close the active file, so that it can be retired; the next entry makes another."""
         with self._turn:
             with self._lock:
-                if self._groups or not self._files.is_open:
+                if self._groups or not self._files.has_entries:
                     return
                 self._plan.end_file()
             self._files.set_aside()
+
+    @property
+    def oldest_position(self) -> int:
+        """Position of the first entry the log still has: what the cursor may say."""
+        with self._files.names:
+            oldest = self._files.oldest_position()
+        return self.position if oldest is None else oldest
+
+    def retirable(self, sealed_through: int) -> bool:
+        """Whether :meth:`retire` would let anything go."""
+        with self._files.names:
+            return self._files.is_retirable(sealed_through)
 
     def retire(self, sealed_through: int) -> int:
         """Let files go whose bundles are all in segments up to this one; how many.
@@ -262,7 +305,7 @@ class WalWriter:
             pass
         outcome = _Outcome()
         with self._lock:
-            if not self._files.is_open or not self.room_for(control_size()):
+            if not self._files.has_entries or not self.room_for(control_size()):
                 return
             self.stage_control(SEAL, receipt=outcome)
         self.commit()
@@ -283,6 +326,7 @@ class WalWriter:
         for group in dropped:
             for receipt in group.receipts:
                 receipt.complete(StoreClosed("the store was closed before this was durable."))
+        self._tell()
 
 
 class _Outcome:
