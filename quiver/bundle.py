@@ -9,24 +9,19 @@ and names the limit that was hit.  Inside the store everything is already valid.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
 
-import blake3
 import pyarrow as pa
 
-from quiver.config import Limits
+from quiver.config import LimitsConfig
 from quiver.errors import InvalidBundle, LayoutMismatch, LimitExceeded
 from quiver.ids import MAX_SLOTS, slot_name
-
-UNDECLARED_LAYOUT: Final = blake3.blake3(b"quiver layout 1: slots named on the fly").digest()[:16]
-"""Layout hash of a store whose slots are named as they come: a new name keeps it."""
 
 
 class SlotTable:
     """Slot names and their ids, both ways.
 
-    Declared (``OTAP_SLOTS``, say): only those names and ids exist, and their hash guards
-    the log.  Undeclared: a new name takes the lowest free id, for ever.
+    Declared (``OTAP_SLOTS``, say): only those names and ids exist.
+    Undeclared: a new name takes the lowest free id, for ever.
     """
 
     def __init__(self, declared: Mapping[str, int] | None = None) -> None:
@@ -104,17 +99,8 @@ class SlotTable:
     def __iter__(self) -> Iterator[str]:
         return iter(self._ids)
 
-    def layout_hash(self) -> bytes:
-        """16 bytes that a log carries, so that it is never read with other slots."""
-        if not self.declared:
-            return UNDECLARED_LAYOUT
-        digest = blake3.blake3(b"quiver layout 1: declared slots")
-        for slot, name in sorted(self._names.items()):
-            digest.update(b"\0%d=%s" % (slot, name.encode()))
-        return digest.digest()[:16]
 
-
-def check_bundle(slots: object, limits: Limits, validation: str) -> None:
+def check_bundle(slots: object, limits: LimitsConfig, validation: str) -> None:
     """Refuse a bundle that is malformed or over a limit; nothing has been kept yet."""
     if not isinstance(slots, Mapping):
         raise InvalidBundle(
@@ -133,7 +119,7 @@ def check_bundle(slots: object, limits: Limits, validation: str) -> None:
         validate(slot, batch, validation)
 
 
-def check_schema(schema: pa.Schema, limits: Limits) -> None:
+def check_schema(schema: pa.Schema, limits: LimitsConfig) -> None:
     """Columns and nesting within the limits."""
     if len(schema) > limits.max_columns:
         raise LimitExceeded("columns in a slot", len(schema), limits.max_columns)
@@ -161,7 +147,7 @@ def validate(slot: object, batch: pa.RecordBatch, level: str) -> None:
         raise InvalidBundle(f"slot {slot!r} is not valid Arrow data: {error}") from None
 
 
-def check_key(key: object, limits: Limits) -> None:
+def check_key(key: object, limits: LimitsConfig) -> None:
     """An idempotency key: a non-empty string within its limit."""
     if not isinstance(key, str) or not key:
         raise InvalidBundle("an idempotency key is a non-empty string.")
@@ -171,7 +157,7 @@ def check_key(key: object, limits: Limits) -> None:
     _check_text(key, "an idempotency key")
 
 
-def check_attributes(attributes: object, limits: Limits) -> dict[str, str]:
+def check_attributes(attributes: object, limits: LimitsConfig) -> dict[str, str]:
     """Attributes: a small mapping of strings."""
     if not isinstance(attributes, Mapping):
         raise InvalidBundle("attributes are a mapping of string to string.")

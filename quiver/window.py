@@ -44,7 +44,11 @@ class KeyWindow:
         records.pop(record.key, None)
         records[record.key] = record
         oldest_ts = record.ts_ns - self._max_age_ns
-        while len(records) > self._max_count or next(iter(records.values())).ts_ns < oldest_ts:
+        while records:
+            if len(records) <= self._max_count:
+                oldest = next(iter(records.values()))
+                if oldest.ts_ns >= oldest_ts:
+                    return
             records.popitem(last=False)
 
     def extend(self, records: Iterable[KeyRecord]) -> None:
@@ -59,6 +63,11 @@ class KeyWindow:
             if record.sequence < sequence:
                 return
             del self._records[key]
+
+    @property
+    def newest_sequence(self) -> int | None:
+        """The sequence of the newest key."""
+        return next(reversed(self._records.values())).sequence if self._records else None
 
     def snapshot(self, before: int) -> tuple[KeyRecord, ...]:
         """All records with a sequence below ``before``, oldest first."""

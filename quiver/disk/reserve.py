@@ -30,6 +30,11 @@ class Reserve:
         """Bytes set aside right now."""
         return self._held
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that is to be set aside is."""
+        return self._held == self._size
+
     def release(self) -> int:
         """Give the bytes to whoever writes next; how many that were.
 

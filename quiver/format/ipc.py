@@ -127,10 +127,10 @@ class EncodedBatch:
 
 def encode_batch(batch: pa.RecordBatch) -> EncodedBatch:
     """Encode a batch. Slices are cut to what they show; nothing is compressed."""
-    schema = SchemaMessage.of(batch.schema)
     if batch.num_rows > MAX_ROWS:
         raise LimitExceeded("rows in a slot", batch.num_rows, MAX_ROWS)
     try:
+        schema = SchemaMessage.of(batch.schema)
         if not schema.has_dictionaries:
             return EncodedBatch(schema, batch.serialize(), batch.num_rows)
         sink = pa.BufferOutputStream()

@@ -207,6 +207,17 @@ class Registry:
 
     # Questions
 
+    def visible(self) -> list[tuple[int, int]]:
+        """Every segment with how many of its bundles can be delivered, oldest first."""
+        with self._lock:
+            return sorted(self._totals.items())
+
+    @property
+    def changes(self) -> int:
+        """Rises with every outcome, of any subscriber: tells whether there is work."""
+        with self._lock:
+            return sum(subscriber.changes for subscriber in self._subscribers.values())
+
     @property
     def open_segment(self) -> int:
         """The lowest segment that may still grow."""

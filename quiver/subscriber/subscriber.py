@@ -196,6 +196,11 @@ class Subscriber:
             return self._state.oldest_incomplete(open_segment)
 
     @property
+    def changes(self) -> int:
+        """Rises with every outcome."""
+        return self._state.changes
+
+    @property
     def outstanding(self) -> int:
         """Bundles that are visible and not done: the lag, in bundles."""
         return self._state.outstanding

@@ -1,0 +1,58 @@
+"""Quiver: a durable buffer for Arrow data, as a library.
+
+::
+
+    import quiver
+
+    with quiver.open("./telemetry") as store:
+        receipt = store.put({"Logs": logs, "LogAttrs": attrs})
+        receipt.wait()                                   # durable from here on
+
+        for bundle in store.subscribe("exporter", follow=False):
+            ship(bundle["Logs"], bundle.get("LogAttrs"))
+            bundle.ack()
+
+The tree is the way of the data: ``bundle`` → ``wal`` (made durable) → ``segment`` (made
+readable) → ``subscriber`` (made delivered); ``format`` turns values into bytes and back,
+``disk`` is the only door to the operating system, ``engine`` conducts.
+"""
+
+from quiver.background import Background
+from quiver.budget import DiskBudget
+from quiver.clock import Clock, ManualClock, SystemClock
+from quiver.config import Config
+from quiver.delivery import Lag
+from quiver.engine import Store
+from quiver.errors import Backpressure, QuiverError, Reason
+from quiver.format.record import BundleMeta
+from quiver.ids import BundleRef
+from quiver.opening import open
+from quiver.otap import OTAP_SLOTS
+from quiver.receipt import Receipt
+from quiver.subscriber.handle import ClaimedBundle
+from quiver.subscriber.state import Outcome
+from quiver.subscription import Subscription
+from quiver.upkeep import Maintenance
+
+__all__ = [
+    "OTAP_SLOTS",
+    "Background",
+    "Backpressure",
+    "BundleMeta",
+    "BundleRef",
+    "ClaimedBundle",
+    "Clock",
+    "Config",
+    "DiskBudget",
+    "Lag",
+    "Maintenance",
+    "ManualClock",
+    "Outcome",
+    "QuiverError",
+    "Reason",
+    "Receipt",
+    "Store",
+    "Subscription",
+    "SystemClock",
+    "open",
+]

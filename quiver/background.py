@@ -1,0 +1,131 @@
+"""Threads, for those who ask for them: a few, shared by any number of stores.
+
+A store does nothing by itself: its log is committed by whoever waits, its upkeep by
+``maintain()``.  :class:`Background` does both instead: flushers commit staged puts as
+soon as there are any (groups form behind a running sync), workers write segments, flush
+progress and delete, and one ticker finds out what has become due.  An idle store costs
+a look per tick.
+"""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Final, Protocol
+
+from quiver.errors import QuiverError
+from quiver.events import BACKGROUND_FAILED, get_logger
+
+TICK_SECONDS: Final = 0.02
+DEFAULT_FLUSHERS: Final = 4
+DEFAULT_WORKERS: Final = 2
+
+_log = get_logger()
+
+
+class Driven(Protocol):
+    """What a store lets the background do."""
+
+    flush_queued: bool
+    work_queued: bool
+
+    def flush_staged(self) -> None:
+        """Commit until nothing is staged."""
+        ...
+
+    def work(self) -> None:
+        """Do what upkeep is due."""
+        ...
+
+    def look(self, now_queued: Background) -> None:
+        """Ask ``now_queued`` for a flush or for work if either is due by time."""
+        ...
+
+
+class Background:
+    """A pool of threads for the stores attached to it."""
+
+    def __init__(self, flushers: int = DEFAULT_FLUSHERS, workers: int = DEFAULT_WORKERS) -> None:
+        self._stores: list[Driven] = []
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._flushes: SimpleQueue[Driven | None] = SimpleQueue()
+        self._work: SimpleQueue[Driven | None] = SimpleQueue()
+        self._threads = [
+            *(self._thread(f"quiver-flush-{n}", self._run_flushes) for n in range(flushers)),
+            *(self._thread(f"quiver-work-{n}", self._run_work) for n in range(workers)),
+            self._thread("quiver-tick", self._run_ticks),
+        ]
+        self._flushers, self._workers = flushers, workers
+        for thread in self._threads:
+            thread.start()
+
+    def _thread(self, name: str, target: object) -> threading.Thread:
+        return threading.Thread(target=target, name=name, daemon=True)  # type: ignore[arg-type]
+
+    def attach(self, store: Driven) -> None:
+        with self._lock:
+            self._stores = [*self._stores, store]
+
+    def detach(self, store: Driven) -> None:
+        with self._lock:
+            self._stores = [s for s in self._stores if s is not store]
+
+    def flush_soon(self, store: Driven) -> None:
+        """Have the store's staged puts committed; cheap to call for every put."""
+        if not store.flush_queued:
+            store.flush_queued = True
+            self._flushes.put(store)
+
+    def work_soon(self, store: Driven) -> None:
+        """Have the store's upkeep done."""
+        if not store.work_queued:
+            store.work_queued = True
+            self._work.put(store)
+
+    def _run_flushes(self) -> None:
+        while (store := self._flushes.get()) is not None:
+            store.flush_queued = False
+            _guarded(store.flush_staged)
+
+    def _run_work(self) -> None:
+        while (store := self._work.get()) is not None:
+            store.work_queued = False
+            _guarded(store.work)
+
+    def _run_ticks(self) -> None:
+        while not self._stop.wait(TICK_SECONDS):
+            for store in self._stores:
+                store.look(self)
+
+    def close(self) -> None:
+        """End the threads, after what they are doing; the stores go on without."""
+        self._stop.set()
+        for _ in range(self._flushers):
+            self._flushes.put(None)
+        for _ in range(self._workers):
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Background:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _guarded(step: object) -> None:
+    """A store that fails must not end the thread that drives the others."""
+    try:
+        step()  # type: ignore[operator]
+    except QuiverError as error:
+        _log.warning(BACKGROUND_FAILED, code=error.code, error=str(error))
+    except Exception:
+        _log.exception(BACKGROUND_FAILED, code="bug")

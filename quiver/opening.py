@@ -1,0 +1,50 @@
+"""``quiver.open``: a directory is all it needs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from quiver.background import Background
+from quiver.budget import DiskBudget
+from quiver.clock import Clock
+from quiver.config import Config
+from quiver.disk.disk import Disk
+from quiver.disk.posix import PosixDisk
+from quiver.engine import Store
+from quiver.recovery import Watch
+
+
+def open(
+    path: str | os.PathLike[str],
+    config: Config | None = None,
+    *,
+    background: Background | bool = False,
+    budget: DiskBudget | None = None,
+    clock: Clock | None = None,
+    watch: Watch | None = None,
+    **settings: Any,
+) -> Store:
+    """Open the store in a directory, made if it isn't there; recovers what a crash left.
+
+    ``settings`` are those of :class:`~quiver.config.Config`, as sections or flat::
+
+        quiver.open("./telemetry", wal__flush="every", segment={"target_size": "8MiB"})
+
+    ``background=True`` starts threads that commit, write segments and clean up; without,
+    those who wait do it, and :meth:`Store.maintain`.  Pass one
+    :class:`~quiver.background.Background` to several stores to share its threads, and
+    one :class:`~quiver.budget.DiskBudget` to share a disk.  ``watch`` is called for each
+    log entry that recovery reads: for a progress bar.
+    """
+    chosen = config if config is not None and not settings else Config.load(env={}, **settings)
+    where = os.fspath(path)
+    return Store(
+        Disk(PosixDisk(where)),
+        chosen,
+        where=where,
+        clock=clock,
+        background=background,
+        budget=budget,
+        watch=watch,
+    )

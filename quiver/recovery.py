@@ -1,0 +1,389 @@
+"""``open()``: from whatever a crash left to a store that keeps its promise.
+
+First look (:mod:`quiver.survey`), then decide, by this table, then act.  Acting is safe
+to be interrupted anywhere and done again.
+
+==============================================  ==========================================
+found                                           done
+==============================================  ==========================================
+nothing at all                                  a new store
+another process with the lock                   refused: ``StoreLocked``
+floor or checkpoint damaged, or missing though  refused: ``StateCorrupt``
+  something says there was one
+log with an entry that was synced and is bad,   refused: ``WalCorrupt``
+  a gap, or no log though there was one
+log of another slot table                       refused: ``LayoutMismatch``
+torn end of the log (never promised)            copied to quarantine, cut, reported
+log entries whose segment has no file           segments in memory, written soon
+log of the Rust crate                           its entries made into segments, then removed
+segment damaged or missing, the log covers it   rebuilt from the log; damaged file set aside
+segment damaged or missing, the log doesn't     set aside; its bundles recorded as lost
+segment file whose number is gone               deleted: a crash came before the deletion
+progress damaged or missing                     by ``subscribers.corrupt_progress``
+half-written files                              removed
+==============================================  ==========================================
+
+Recovery reads the log and the segments the log still covers, nothing else, so its time
+goes with the size of the log and not with what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from quiver.bundle import SlotTable
+from quiver.clock import Clock
+from quiver.config import Config
+from quiver.disk.disk import Disk
+from quiver.errors import Damage, StateCorrupt, WalCorrupt
+from quiver.events import (
+    BUNDLES_LOST,
+    FOREIGN_ADOPTED,
+    PROGRESS_DAMAGED,
+    SEGMENT_QUARANTINED,
+    SEGMENT_REBUILT,
+    WAL_TRUNCATED,
+    get_logger,
+)
+from quiver.foreign import plan_refs
+from quiver.format.floor import FLOOR_PATH, Floor, encode_floor, gone_below
+from quiver.format.state import STATE_NAME, Adoption, Checkpoint, KeyRecord, Loss, encode_state
+from quiver.format.wal_header import layout_hash
+from quiver.ids import BundleRef
+from quiver.ledger import Ledger
+from quiver.replay import encoded_slots, entry_meta
+from quiver.segment.accumulator import OpenSegment
+from quiver.segment.catalog import Catalog
+from quiver.segment.info import SEGMENTS
+from quiver.segment.reader import SegmentReader
+from quiver.segment.writer import write_segment
+from quiver.subscriber.registry import Registry
+from quiver.survey import Survey, first_free_segment, survey
+from quiver.wal.contents import LogEntry, LogStart
+from quiver.wal.files import ACTIVE, CURSOR, DIRECTORY, log_names
+from quiver.wal.repair import repair_tail
+from quiver.window import KeyWindow
+
+Watch = Callable[[LogEntry], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an open found and did: shown in ``status``, logged, counted."""
+
+    bundles_replayed: int = 0
+    bytes_replayed: int = 0
+    torn_bytes: int = 0
+    rebuilt: tuple[int, ...] = ()
+    quarantined: tuple[str, ...] = ()
+    lost: tuple[Loss, ...] = ()
+    adopted_bundles: int = 0
+    maybe_doubled: str | None = None
+    progress_problems: tuple[str, ...] = ()
+
+    @property
+    def degraded(self) -> bool:
+        """Whether something was lost or had to be decided for lack of better knowledge."""
+        return bool(self.lost or self.progress_problems or self.maybe_doubled)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """All an engine needs to go on."""
+
+    catalog: Catalog
+    registry: Registry
+    slots: SlotTable
+    window: KeyWindow
+    ledger: Ledger
+    floor: Floor
+    state: Checkpoint
+    segments: tuple[OpenSegment, ...]
+    next_segment: int
+    next_sequence: int
+    last_ts: int
+    log: LogStart
+    report: Report = field(default_factory=Report)
+
+
+def recover(disk: Disk, config: Config, clock: Clock, *, watch: Watch | None = None) -> Recovered:
+    """Look, decide, act. The caller holds the store's lock."""
+    for directory in ("", DIRECTORY, SEGMENTS):
+        disk.mkdir(directory)
+    disk.fsync_dir("")
+    return _Recovery(disk, config, clock, watch).run()
+
+
+class _Recovery:
+    def __init__(self, disk: Disk, config: Config, clock: Clock, watch: Watch | None) -> None:
+        self._disk = disk
+        self._config = config
+        self._clock = clock
+        self._watch = watch
+        self._log = get_logger()
+        self._catalog = Catalog(disk, config.read_mode, config.max_mapped_segments)
+        self._slots = SlotTable(config.slots)
+
+    def run(self) -> Recovered:
+        layout = layout_hash(self._config.slots)
+        found = survey(self._disk, self._catalog, layout_hash=layout, clean=True, watch=self._watch)
+        self._refuse(found)
+        tail = repair_tail(self._disk, found.log)
+        for torn in found.log.torn_tails:
+            self._log.warning(WAL_TRUNCATED, file=torn.file, offset=torn.offset, nbytes=torn.length)
+        adopted = self._adopt(found)
+        state = found.basics.known_state
+        ledger = Ledger(state.losses, state.loss_totals)
+        quarantined, rebuilt = self._set_aside_damaged(found)
+        self._finish_deletions(found)
+        lost_seqs = self._lost(found)
+        self._learn_slots(found)
+        next_segment = first_free_segment(found, (info.seq for info in self._catalog.infos))
+        registry, problems, missing = self._load_progress(found, next_segment)
+        losses = self._record_losses(ledger, lost_seqs, missing)
+        log = self._log_start(found)
+        recovered = Recovered(
+            catalog=self._catalog,
+            registry=registry,
+            slots=self._slots,
+            window=self._window(found),
+            ledger=ledger,
+            floor=self._floor(found, next_segment),
+            state=state,
+            segments=tuple(found.replay.segments),
+            next_segment=next_segment,
+            next_sequence=max(log.next_sequence, self._sequence_above(state)),
+            last_ts=self._last_ts(found),
+            log=log,
+            report=Report(
+                bundles_replayed=found.replay.bundles,
+                bytes_replayed=found.replay.nbytes,
+                torn_bytes=tail.cut_bytes,
+                rebuilt=rebuilt,
+                quarantined=quarantined,
+                lost=losses,
+                adopted_bundles=adopted,
+                maybe_doubled=found.foreign.doubtful if adopted else None,
+                progress_problems=problems,
+            ),
+        )
+        return recovered
+
+    # Refuse
+
+    def _refuse(self, found: Survey) -> None:
+        """Stop before anything is changed, if the small files don't add up."""
+        basics, log = found.basics, found.log
+        for small in (basics.floor, basics.state):
+            if isinstance(small, Damage):
+                raise small
+        floor = basics.floor
+        ours = any(not file.header.foreign for file in log.files)
+        if floor is None and ours:
+            raise _missing(FLOOR_PATH, "a log of this store is there")
+        if isinstance(floor, Floor):
+            if floor.has_state and basics.state is None:
+                raise _missing(STATE_NAME, "one was written")
+            if floor.has_log and not log.files and self._config.durability == "wal":
+                raise WalCorrupt(
+                    f"the log is missing: {ACTIVE} was begun and is not there. Nothing was changed.",
+                    advice="If it can't be brought back: quiver repair DIR",
+                    file=ACTIVE,
+                )
+
+    # Segments
+
+    def _set_aside_damaged(self, found: Survey) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        quarantined: list[str] = []
+        in_log = {segment.seq for segment in found.replay.segments}
+        rebuilt: list[int] = []
+        for seq, damage in sorted(found.sealed.damaged.items()):
+            record = self._catalog.quarantine(seq, damage)
+            quarantined.append(record.path)
+            self._log.error(SEGMENT_QUARANTINED, segment=seq, file=record.path, error=str(damage))
+            if seq in in_log:
+                rebuilt.append(seq)
+                self._log.warning(SEGMENT_REBUILT, segment=seq)
+        return tuple(quarantined), tuple(rebuilt)
+
+    def _finish_deletions(self, found: Survey) -> None:
+        """A number in the floor's gaps has no right to a file: its deletion was decided."""
+        floor = found.basics.known_floor
+        self._catalog.remove(
+            info.seq
+            for info in self._catalog.infos
+            if info.seq < floor.replay_floor and floor.is_gone(info.seq)
+        )
+
+    def _lost(self, found: Survey) -> list[int]:
+        """Segments that should be there, aren't, and can't be rebuilt from the log."""
+        present = {info.seq for info in self._catalog.infos}
+        present |= {segment.seq for segment in found.replay.segments}
+        missing = set(found.basics.known_floor.missing(present))
+        damaged = {seq for seq in found.sealed.damaged if seq not in present}
+        return sorted(missing | damaged | found.replay.headless)
+
+    def _record_losses(
+        self, ledger: Ledger, lost: list[int], missing: Mapping[int, Mapping[str, int]]
+    ) -> tuple[Loss, ...]:
+        losses: list[Loss] = []
+        for seq in sorted({*lost, *missing}):
+            if seq in ledger:
+                continue
+            subscribers = dict(missing.get(seq, {}))
+            bundles = max(subscribers.values(), default=0)
+            loss = Loss(seq, bundles, 0, "damaged", self._clock.now_ns(), subscribers)
+            ledger.record(loss)
+            losses.append(loss)
+            self._log.error(BUNDLES_LOST, segment=seq, bundles=bundles, subscribers=subscribers)
+        return tuple(losses)
+
+    # Subscribers
+
+    def _load_progress(
+        self, found: Survey, next_segment: int
+    ) -> tuple[Registry, tuple[str, ...], dict[int, dict[str, int]]]:
+        registry = Registry(self._disk, policy=self._config.subscribers.corrupt_progress)
+        totals = {info.seq: info.bundle_count for info in self._catalog.infos}
+        deliver_memory = self._config.deliver == "durable" and self._config.durability == "wal"
+        if deliver_memory:
+            totals |= {seg.seq: seg.bundle_count for seg in found.replay.segments}
+            growing = next_segment
+        else:
+            growing = min((seg.seq for seg in found.replay.segments), default=next_segment)
+        problems: list[str] = []
+        missing: dict[int, dict[str, int]] = {}
+        for one in registry.load(found.basics.progress, totals, growing):
+            if one.problem is not None:
+                problems.append(one.problem.message)
+                self._log.error(PROGRESS_DAMAGED, subscriber=one.name, error=str(one.problem))
+            for seq, count in one.missing.items():
+                if not found.basics.known_floor.is_gone(seq):
+                    missing.setdefault(seq, {})[one.name] = count
+        return registry, tuple(problems), missing
+
+    # The rest
+
+    def _learn_slots(self, found: Survey) -> None:
+        for name, slot in {**found.basics.known_state.slots, **found.replay.names}.items():
+            self._slots.learn(name, slot)
+
+    def _window(self, found: Survey) -> KeyWindow:
+        config = self._config.idempotency
+        window = KeyWindow(config.window_count, int(config.window_age * 1e9))
+        state = found.basics.known_state
+        window.extend(state.window)
+        if self._config.durability == "segment_only":
+            window.extend(self._keys_in_segments(state.through))
+        window.extend(sorted(found.replay.keys, key=lambda record: record.sequence))
+        return window
+
+    def _keys_in_segments(self, through: int) -> list[KeyRecord]:
+        """Without a log the newest keys are in the newest segments only."""
+        return [
+            record
+            for info in self._catalog.infos
+            if info.last_sequence is not None and info.last_sequence >= through
+            for record in self._keys_of(self._catalog.reader(info.seq))
+            if record.sequence >= through
+        ]
+
+    def _keys_of(self, reader: SegmentReader) -> Iterator[KeyRecord]:
+        for index in range(len(reader)):
+            meta = reader.meta(index)
+            if meta.key is not None and meta.content_hash is not None:
+                yield KeyRecord(
+                    meta.key,
+                    meta.content_hash,
+                    BundleRef(reader.seq, index),
+                    meta.sequence or 0,
+                    meta.ingestion_ts_ns or 0,
+                )
+
+    def _floor(self, found: Survey, next_segment: int) -> Floor:
+        """The floor as found; a new store, or one of the Rust crate, gets its first one."""
+        floor = found.basics.floor
+        if isinstance(floor, Floor):
+            return floor
+        sealed = min((s.seq for s in found.replay.segments), default=next_segment)
+        live = [info.seq for info in self._catalog.infos]
+        first = Floor(next_segment, sealed, gone_below(sealed, live))
+        self._disk.replace(FLOOR_PATH, encode_floor(first))
+        return first
+
+    def _sequence_above(self, state: Checkpoint) -> int:
+        last = (info.last_sequence for info in self._catalog.infos)
+        return max([state.through, *(number + 1 for number in last if number is not None)])
+
+    def _last_ts(self, found: Survey) -> int:
+        last = (info.last_ts for info in self._catalog.infos if info.last_ts is not None)
+        return max([found.basics.known_state.last_ts, found.log.last_ts_ns, *last])
+
+    def _log_start(self, found: Survey) -> LogStart:
+        start = found.log.start()
+        if not found.log.foreign:
+            return start
+        return LogStart(start.next_sequence, start.position, 1, ())
+
+    # Logs of the Rust crate
+
+    def _adopt(self, found: Survey) -> int:
+        """Make a foreign log's own bundles into segments, then remove the log.
+
+        The refs are written down before the first segment, and segments that exist are
+        not written again, so a crash anywhere goes on with the same refs.
+        """
+        pending = found.basics.known_state.adoption
+        if not found.log.foreign and pending is None:
+            return 0
+        entries = found.foreign.entries
+        if pending is None:
+            first = first_free_segment(found, (info.seq for info in self._catalog.infos))
+        else:
+            first = pending.first_segment
+        # Once all of them exist the log may be half removed: it is not asked again.
+        numbers = range(first, first + len(pending.counts)) if pending is not None else range(0)
+        done = pending is not None and all(seq in self._catalog for seq in numbers)
+        segments = [] if done else _planned(entries, first)
+        if pending is None and segments:
+            counts = tuple(segment.bundle_count for segment in segments)
+            self._keep_adoption(found, Adoption(first, counts))
+        for segment in segments:
+            if segment.seq not in self._catalog:
+                self._catalog.add(write_segment(self._disk, segment, self._slots.names))
+        live = [info.seq for info in self._catalog.infos]
+        following = max([first, *(seq + 1 for seq in live)])
+        floor = Floor(following, following, gone_below(following, live))
+        self._disk.replace(FLOOR_PATH, encode_floor(floor))
+        for name in log_names(self._disk):
+            self._disk.unlink(name.path)
+            self._disk.fsync_dir(DIRECTORY)
+        self._disk.unlink(CURSOR, missing_ok=True)
+        self._disk.fsync_dir(DIRECTORY)
+        if pending is not None or segments:
+            self._keep_adoption(found, None)
+        self._log.info(FOREIGN_ADOPTED, bundles=len(entries), maybe_doubled=found.foreign.doubtful)
+        return len(entries)
+
+    def _keep_adoption(self, found: Survey, adoption: Adoption | None) -> None:
+        state = replace(found.basics.known_state, adoption=adoption)
+        self._disk.replace(STATE_NAME, encode_state(state))
+
+
+def _planned(entries: tuple[LogEntry, ...], first_segment: int) -> list[OpenSegment]:
+    segments: dict[int, OpenSegment] = {}
+    refs = plan_refs([len(entry.body) for entry in entries], first_segment)
+    for ref, entry in zip(refs, entries, strict=True):
+        segment = segments.setdefault(ref.segment_seq, OpenSegment(ref.segment_seq))
+        bundle = entry.bundle()
+        segment.append(encoded_slots(bundle), entry_meta(bundle))
+    return list(segments.values())
+
+
+def _missing(path: str, why: str) -> StateCorrupt:
+    return StateCorrupt(
+        f"{path} is missing although {why}. Nothing was changed.",
+        advice="See what is left: quiver verify DIR; go on without it: quiver repair DIR",
+        file=path,
+    )

@@ -1,0 +1,113 @@
+"""The log, read back into segments: what of it is not in a segment file yet.
+
+Every bundle entry names its own ref, so replay needs no guesses: an entry whose segment
+has a sound file, or had one once, is passed over; the others are put together again
+under the numbers they had.  Damaged segment files that the log still covers are rebuilt
+in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quiver.errors import WalCorrupt
+from quiver.format.ipc import parse_stream
+from quiver.format.record import BundleMeta, EncodedSlot
+from quiver.format.state import KeyRecord
+from quiver.format.wal_entry import MAX_BODY, BundleEntry
+from quiver.ids import BundleRef
+from quiver.segment.accumulator import OpenSegment
+from quiver.wal.contents import LogEntry
+
+
+def encoded_slots(entry: BundleEntry) -> list[EncodedSlot]:
+    """The slots of a log entry, over the memory it was read into."""
+    return [
+        EncodedSlot(block.slot, block.fingerprint, parse_stream(block.payload, max_bytes=MAX_BODY))
+        for block in sorted(entry.slots, key=lambda block: block.slot)
+    ]
+
+
+def entry_meta(entry: BundleEntry) -> BundleMeta:
+    """A log entry's metadata, as its segment will carry it."""
+    return BundleMeta(
+        entry.sequence,
+        entry.ingestion_ts_ns,
+        entry.extras.key,
+        entry.extras.content_hash,
+        entry.extras.attributes,
+        entry.extras.event_time,
+        sum(block.rows for block in entry.slots),
+        sum(len(block.payload) for block in entry.slots),
+    )
+
+
+class Replay:
+    """Visits each sound entry of a log, in order."""
+
+    def __init__(self, is_sealed: Callable[[int], bool], keys_from: int) -> None:
+        self._is_sealed = is_sealed
+        self._keys_from = keys_from
+        self._segments: dict[int, OpenSegment] = {}
+        self.names: dict[str, int] = {}
+        self.keys: list[KeyRecord] = []
+        self.foreign: list[LogEntry] = []
+        self.headless: set[int] = set()
+        self.bundles = 0
+        self.nbytes = 0
+
+    @property
+    def segments(self) -> list[OpenSegment]:
+        """Segments to be written, oldest first."""
+        return [self._segments[seq] for seq in sorted(self._segments)]
+
+    def __call__(self, entry: LogEntry) -> None:
+        if not entry.is_bundle:
+            named = entry.slot_name()
+            if named is not None:
+                self.names[named[1]] = named[0]
+            return
+        ref = entry.ref
+        if ref is None:
+            self.foreign.append(entry)
+            return
+        wanted = not self._is_sealed(ref.segment_seq)
+        if wanted or entry.sequence >= self._keys_from:
+            self._take(entry, ref, wanted)
+
+    def _take(self, entry: LogEntry, ref: BundleRef, wanted: bool) -> None:
+        bundle = entry.bundle()
+        extras = bundle.extras
+        if extras.key is not None and extras.content_hash is not None:
+            self.keys.append(
+                KeyRecord(
+                    extras.key, extras.content_hash, ref, bundle.sequence, entry.ingestion_ts_ns
+                )
+            )
+        if not wanted or ref.segment_seq in self.headless:
+            return
+        segment = self._segments.get(ref.segment_seq)
+        if segment is None:
+            segment = self._segments[ref.segment_seq] = OpenSegment(ref.segment_seq)
+        if ref.bundle_index != segment.bundle_count:
+            self._misplaced(entry, ref, segment)
+            return
+        segment.append(encoded_slots(bundle), entry_meta(bundle))
+        self.bundles += 1
+        self.nbytes += len(entry.body)
+
+    def _misplaced(self, entry: LogEntry, ref: BundleRef, segment: OpenSegment) -> None:
+        """The log has only the end of a segment: its file is damaged, and what is left
+        can't be a whole segment again.  Anything else is a log that contradicts itself."""
+        if segment.bundle_count == 0:
+            del self._segments[ref.segment_seq]
+            self.headless.add(ref.segment_seq)
+            return
+        raise WalCorrupt(
+            f"{entry.path} byte {entry.offset:,}: bundle {ref} follows"
+            f" {segment.seq}.{segment.bundle_count - 1}.",
+            advice="See quiver verify.",
+            file=entry.path,
+            offset=entry.offset,
+            sequence=entry.sequence,
+        )

@@ -1,0 +1,119 @@
+"""A subscriber's view of a store: take bundles, say what became of them, see the lag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from quiver.delivery import Delivery, Lag
+from quiver.errors import StoreClosed
+from quiver.ids import BundleRef
+from quiver.subscriber.handle import ClaimedBundle
+from quiver.subscriber.state import Order, Outcome
+from quiver.subscriber.subscriber import Status, Subscriber
+
+MAX_RANGE: Final = 100_000
+"""Most refs that one look at what is pending returns."""
+
+
+class Subscription:
+    """Iterate over it to get bundles, oldest first unless told otherwise.
+
+    With ``follow`` the iteration waits for more, until the store is closed; without, it
+    ends when nothing is left.  Several threads may share one: each bundle goes to one of
+    them.
+    """
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        subscriber: Subscriber,
+        *,
+        flush: Callable[[tuple[str, ...]], object],
+        nudge: Callable[[], bool],
+        order: Order = Order.OLDEST,
+        follow: bool = True,
+    ) -> None:
+        self._delivery = delivery
+        self._subscriber = subscriber
+        self._flush = flush
+        self._nudge = nudge
+        self._order = order
+        self._follow = follow
+
+    @property
+    def name(self) -> str:
+        return self._subscriber.name
+
+    @property
+    def status(self) -> Status:
+        """Where it stands in its life: registered, active, orphan …"""
+        return self._subscriber.status
+
+    # Taking bundles
+
+    def next_bundle(self, timeout: float | None = 0.0) -> ClaimedBundle | None:
+        """Claim the next bundle, waiting for one up to ``timeout`` seconds (``None``: for ever)."""
+        while True:
+            bundle = self._delivery.next_bundle(self._subscriber, self._order)
+            if bundle is not None:
+                return bundle
+            if self._nudge():
+                continue
+            if timeout == 0.0 or not self._delivery.wait(self._subscriber, timeout):
+                return None
+
+    def claim_bundle(self, ref: BundleRef | tuple[int, int]) -> ClaimedBundle:
+        """Claim this bundle: ``BundleGone`` or ``Busy`` say why it can't be had."""
+        return self._delivery.claim(self._subscriber, BundleRef(*ref))
+
+    def __iter__(self) -> Iterator[ClaimedBundle]:
+        while True:
+            try:
+                bundle = self.next_bundle(None if self._follow else 0.0)
+            except StoreClosed:
+                return
+            if bundle is not None:
+                yield bundle
+            elif not self._follow:
+                return
+
+    # Outcomes by ref, for those who keep refs rather than handles
+
+    def ack(self, refs: Iterable[BundleRef | tuple[int, int]]) -> list[Outcome]:
+        """Finish bundles; durable after :meth:`flush`."""
+        return [self._delivery.ack(self._subscriber, BundleRef(*ref)) for ref in refs]
+
+    def reject(self, ref: BundleRef | tuple[int, int], reason: str = "") -> Outcome:
+        """Finish a bundle as a loss: it can never be dealt with."""
+        return self._delivery.reject(self._subscriber, BundleRef(*ref), reason)
+
+    def outcome(self, ref: BundleRef | tuple[int, int]) -> Outcome:
+        """Where a bundle stands with this subscriber."""
+        return self._subscriber.outcome(BundleRef(*ref))
+
+    def flush(self) -> None:
+        """Make all outcomes so far durable."""
+        self._flush((self.name,))
+
+    def seek(self, ref: BundleRef | tuple[int, int]) -> None:
+        """Go on from ``ref``, back or forth: before it all is done, behind it comes again."""
+        self._subscriber.seek(BundleRef(*ref))
+
+    # Questions
+
+    def lag(self) -> Lag:
+        """How far it is behind: bundles, rows, bytes, and the age of the oldest."""
+        return self._delivery.lag(self._subscriber)
+
+    @property
+    def pending_bundle_count(self) -> int:
+        """Bundles not finished, claimed ones included."""
+        return self._subscriber.outstanding
+
+    def pending_bundles_in_range(self, first: int, last: int) -> list[BundleRef]:
+        """Refs not finished in segments ``first`` to ``last``, in order: for own priorities."""
+        return self._subscriber.pending_bundles_in_range(first, last, MAX_RANGE)
+
+    def __repr__(self) -> str:
+        return f"<Subscription {self.name} {self.status} lag={self.pending_bundle_count}>"

@@ -1,0 +1,163 @@
+"""The end of the store that is still in memory: the open segment and those behind it.
+
+A bundle enters the tail when it is staged for the log, is shown to subscribers when its
+log entry is durable, and leaves when its segment's file is.  All changes are made under
+the ingest lock; :meth:`Tail.find` needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quiver.config import SegmentConfig
+from quiver.format.record import BundleMeta, EncodedSlot
+from quiver.ids import BundleRef
+from quiver.segment.accumulator import OpenSegment
+
+
+@dataclass(slots=True)
+class _Member:
+    segment: OpenSegment
+    durable: int = 0
+    rows: int = 0
+
+
+class Tail:
+    """Open and closed segments in memory, oldest first."""
+
+    def __init__(self, config: SegmentConfig, next_segment: int) -> None:
+        self._config = config
+        self._members: list[_Member] = []
+        self._open: OpenSegment | None = None
+        self.next_segment = next_segment
+        self.nbytes = 0
+
+    @property
+    def open(self) -> OpenSegment | None:
+        """The segment that takes bundles, if there is one."""
+        return self._open
+
+    @property
+    def closed(self) -> list[OpenSegment]:
+        """Closed segments that wait to be written, oldest first."""
+        return [m.segment for m in self._members if m.segment is not self._open]
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._members)
+
+    def adopt(self, recovered: Iterable[OpenSegment]) -> None:
+        """Take the segments that recovery rebuilt from the log: closed and durable."""
+        for segment in recovered:
+            self._members.append(_Member(segment, segment.bundle_count))
+            self.nbytes += segment.nbytes
+            self.next_segment = max(self.next_segment, segment.seq + 1)
+
+    def next_ref(self) -> BundleRef:
+        """The ref the next bundle will get."""
+        if self._open is None:
+            return BundleRef(self.next_segment, 0)
+        return BundleRef(self._open.seq, self._open.bundle_count)
+
+    def append(self, slots: Sequence[EncodedSlot], meta: BundleMeta, opened_at: float) -> None:
+        """Add a bundle at :meth:`next_ref`."""
+        if self._open is None:
+            self._open = OpenSegment(self.next_segment, opened_at)
+            self._members.append(_Member(self._open))
+            self.next_segment += 1
+        self._open.append(slots, meta)
+        self._members[-1].rows += meta.rows
+        self.nbytes += meta.nbytes
+
+    def is_full(self) -> bool:
+        """Whether the open segment has reached one of its limits."""
+        segment, config = self._open, self._config
+        return segment is not None and (
+            segment.nbytes >= config.target_size
+            or segment.bundle_count >= config.max_bundles
+            or segment.stream_count >= config.max_streams
+            or segment.variant_count >= config.max_variants
+            or (config.max_rows is not None and self._members[-1].rows >= config.max_rows)
+        )
+
+    def is_due(self, now: float) -> bool:
+        """Whether the open segment has been open for as long as it may."""
+        segment = self._open
+        return segment is not None and now - segment.opened_at >= self._config.max_open_duration
+
+    def close(self) -> None:
+        """Close the open segment: the next bundle starts a new one."""
+        self._open = None
+
+    def mark_durable(self, before: int) -> list[tuple[int, int]]:
+        """Every entry below ``before`` is on disk: the segments with more durable bundles."""
+        grown: list[tuple[int, int]] = []
+        for member in self._members:
+            segment, count = member.segment, member.durable
+            total = segment.bundle_count
+            while count < total:
+                sequence = segment.meta(count).sequence
+                if sequence is None or sequence >= before:
+                    break
+                count += 1
+            if count != member.durable:
+                member.durable = count
+                grown.append((segment.seq, count))
+        return grown
+
+    @property
+    def oldest(self) -> int:
+        """The lowest segment number without a file."""
+        return self._members[0].segment.seq if self._members else self.next_segment
+
+    @property
+    def growing(self) -> int:
+        """The lowest segment number that may still get durable bundles."""
+        for member in self._members:
+            if member.segment is self._open or member.durable < member.segment.bundle_count:
+                return member.segment.seq
+        return self.next_segment
+
+    def rollback(self, sequence: int) -> None:
+        """Take back every bundle from ``sequence`` on: their group was never written."""
+        for member in reversed(self._members):
+            segment = member.segment
+            count = segment.bundle_count
+            while count and (segment.meta(count - 1).sequence or 0) >= sequence:
+                count -= 1
+            if count == segment.bundle_count:
+                break
+            self.nbytes -= segment.nbytes
+            segment.truncate(count)
+            self.nbytes += segment.nbytes
+        emptied = [m for m in self._members if m.segment.bundle_count == 0]
+        self._members = [m for m in self._members if m.segment.bundle_count]
+        if any(m.segment is self._open for m in emptied):
+            self._open = None
+        if emptied:
+            self.next_segment = min(m.segment.seq for m in emptied)
+
+    def is_durable(self, segment: OpenSegment) -> bool:
+        """Whether every bundle of a segment is in the log."""
+        return any(
+            m.segment is segment and m.durable == segment.bundle_count for m in self._members
+        )
+
+    def durable_count(self, seq: int) -> int:
+        """How many bundles of a segment in memory are durable."""
+        return next((m.durable for m in self._members if m.segment.seq == seq), 0)
+
+    def remove(self, seq: int) -> None:
+        """Let go of a segment whose file is durable."""
+        for member in self._members:
+            if member.segment.seq == seq:
+                self.nbytes -= member.segment.nbytes
+        self._members = [m for m in self._members if m.segment.seq != seq]
+
+    def find(self, seq: int) -> OpenSegment | None:
+        """A segment in memory by its number; needs no lock."""
+        for member in self._members:
+            if member.segment.seq == seq:
+                return member.segment
+        return None

@@ -1,0 +1,44 @@
+"""Waiting for durability without a log: a bundle is durable once its segment is written."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from quiver.clock import Clock
+from quiver.errors import WaitTimeout
+from quiver.receipt import Receipt
+
+
+class SealWait:
+    """Makes receipts of a ``segment_only`` store come true.
+
+    Without a background whoever waits has the segments written; with one, the segment's
+    own triggers decide, and everybody waits for them.
+    """
+
+    def __init__(self, seal: Callable[[], object], clock: Clock) -> None:
+        self._seal = seal
+        self._clock = clock
+        self._sealed = threading.Condition(threading.Lock())
+        self.patient = False
+        """Set when somebody else does the writing."""
+
+    def wait(self, receipt: Receipt, timeout: float | None) -> None:
+        """Return when the receipt is done."""
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        while not receipt.done:
+            if not self.patient:
+                self._seal()
+                continue
+            with self._sealed:
+                left = None if deadline is None else deadline - self._clock.monotonic()
+                if left is not None and left <= 0:
+                    raise WaitTimeout("the bundle is not durable yet.", advice="Wait again.")
+                if not receipt.done:
+                    self._sealed.wait(left)
+
+    def tell(self) -> None:
+        """Segments were written: let those who wait look again."""
+        with self._sealed:
+            self._sealed.notify_all()
