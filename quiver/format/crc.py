@@ -12,7 +12,7 @@ and then be used in the log entry and in the segment that holds it.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import crc32c as _crc32c
 import pyarrow as pa
@@ -20,14 +20,16 @@ from isal import isal_zlib
 
 Bytes: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 
-crc32_combine = isal_zlib.crc32_combine
+
+class Checksum(Protocol):
+    """A checksum of ``data``, going on from ``value``."""
+
+    def __call__(self, data: Bytes, value: int = 0, /) -> int: ...
 
 
-def crc32(data: Bytes, value: int = 0) -> int:
-    """CRC-32/IEEE of ``data``, going on from ``value``."""
-    return isal_zlib.crc32(data, value)
-
-
-def crc32c(data: Bytes, value: int = 0) -> int:
-    """CRC-32C (Castagnoli) of ``data``, going on from ``value``."""
-    return _crc32c.crc32c(data, value)
+# The functions themselves, not wrappers: reading a log calls them once per entry.
+crc32: Final[Checksum] = isal_zlib.crc32
+"""CRC-32/IEEE."""
+crc32_combine: Final = isal_zlib.crc32_combine
+crc32c: Final[Checksum] = _crc32c.crc32c
+"""CRC-32C (Castagnoli)."""

@@ -128,8 +128,7 @@ class SlotBlock(NamedTuple):
     payload: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class BundleEntry:
+class BundleEntry(NamedTuple):
     """A decoded bundle. ``ref`` and ``synced_before`` are ``None`` in the Rust crate's."""
 
     kind: int

@@ -29,9 +29,8 @@ from quiver.format.wal_scan import (
     scan_own,
 )
 
-CHUNK: Final = 4 * 1024 * 1024
+CHUNK: Final = 1024 * 1024
 """Bytes read at a time: small enough to stay in the cache between reading and checking."""
-MAX_CHUNK: Final = 16 * 1024 * 1024
 SEARCH_WINDOW: Final = 1024 * 1024
 MAX_CANDIDATES: Final = 1_000_000
 MAX_SEARCH_BYTES: Final = 4 * 1024**3
@@ -115,7 +114,6 @@ class FileScan:
             need = FRAME + int.from_bytes(view[:4], "little")
             if need > left:
                 return Ending.BAD
-            self._chunk = min(MAX_CHUNK, max(self._chunk, 4 * need))
             view = self._read(self.offset, need)
             what = read_one(view, 0, foreign=self.foreign)
         if isinstance(what, Found):
@@ -133,7 +131,10 @@ class FileScan:
 
     def _note(self, piece: Piece) -> None:
         found = piece.found
-        start, _, kind, sequence, _, _ = found[-1]
+        start, end, kind, sequence, _, _ = found[-1]
+        # As many whole entries as fit a chunk, if they go on like the last one: an entry
+        # cut off at the end of a piece has to be read twice.
+        self._chunk = max(1, CHUNK // (end - start)) * (end - start) + HEAD_SIZE
         self.entries += len(found)
         kinds = list(map(_kind, found))
         self.bundles += kinds.count(BUNDLE) + kinds.count(FOREIGN_BUNDLE)
