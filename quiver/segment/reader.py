@@ -48,7 +48,15 @@ MAX_DIRECTORY_BYTES: Final = 64 << 20
 MAX_PROJECTIONS: Final = 64
 
 _ALL: Final[tuple[int, ...]] = ()
-_ARROW_ERRORS: Final = (pa.ArrowException, OSError, ValueError, KeyError, IndexError)
+_ARROW_ERRORS: Final = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    KeyError,
+    IndexError,
+    OverflowError,
+    MemoryError,
+)
 
 
 def load_info(disk: Disk, seq: int) -> SegmentInfo:
