@@ -45,8 +45,11 @@ class _Held:
 
 @dataclass(slots=True)
 class _Active:
+    """The file being written. ``good`` is its end before the group now being appended."""
+
     file: File
     end: int
+    good: int
     size: int
     position: int
     last_segment: int
@@ -133,10 +136,12 @@ class LogFiles:
     def append(self, group: Group, position: int) -> None:
         """Write and sync one group; from here on it is durable."""
         group.buffers.append(TERMINATOR)
+        active = self._active
+        if active is not None:
+            active.good = active.end
         if group.new_file:
             self._begin(group, position)
             return
-        active = self._active
         assert active is not None
         end = active.end + group.nbytes
         self._make_room(active, end + len(TERMINATOR))
@@ -158,13 +163,14 @@ class LogFiles:
             active.size = active.end
 
     def roll_back(self, error: QuiverError) -> None:
-        """After a failed write: back to the last good end, durably; else ``Poisoned``."""
+        """After a failed group: back to the end before it, durably; else ``Poisoned``."""
         active = self._active
         try:
             if isinstance(error, StorageFull):
                 with self.names, contextlib.suppress(IoFault):
                     self._drop_spare()
             if active is not None:
+                active.end = active.good
                 active.file.truncate(active.end)
                 active.size = active.end
                 active.file.fsync()
@@ -209,6 +215,7 @@ class LogFiles:
             self._active = _Active(
                 file=file,
                 end=end,
+                good=HEADER_SIZE,
                 size=max(size, old_size),
                 position=position,
                 last_segment=group.last_segment,

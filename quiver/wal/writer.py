@@ -192,16 +192,18 @@ class WalWriter:
         return group.count
 
     def _publish(self, group: Group) -> None:
-        with self._lock:
-            self.durable_before = group.first + group.count
-            self.position += group.nbytes
-            self.staged_bytes -= group.nbytes
-            if group.watermark is not None:
-                self._watermark = group.watermark
-            self.on_durable(self.durable_before)
-        for receipt in group.receipts:
-            receipt.complete(None)
-        self._tell()
+        try:
+            with self._lock:
+                self.durable_before = group.first + group.count
+                self.position += group.nbytes
+                self.staged_bytes -= group.nbytes
+                if group.watermark is not None:
+                    self._watermark = group.watermark
+                self.on_durable(self.durable_before)
+        finally:
+            for receipt in group.receipts:
+                receipt.complete(None)
+            self._tell()
 
     def _tell(self) -> None:
         with self.finished:
