@@ -171,7 +171,7 @@ def run(count: int) -> int:
         console.print(
             "\nTry next:\n"
             "  make test                            every claim, checked\n"
-            "  .venv/bin/quiver --help              look into a store, verify it, save what is in it\n"
+            "  .venv/bin/quiver --help              look into a store, check it\n"
             "  README.md                            the same in ten lines of your own code"
         )
     return 0 if good else 1

@@ -143,7 +143,7 @@ class _Recovery:
         registry, problems, missing = self._load_progress(found, next_segment)
         losses = self._record_losses(ledger, lost_seqs, missing)
         log = self._log_start(found)
-        recovered = Recovered(
+        return Recovered(
             catalog=self._catalog,
             registry=registry,
             slots=self._slots,
@@ -168,7 +168,6 @@ class _Recovery:
                 progress_problems=problems,
             ),
         )
-        return recovered
 
     # Refuse
 
@@ -187,7 +186,7 @@ class _Recovery:
                 raise _missing(STATE_NAME, "one was written")
             if floor.has_log and not log.files and self._config.durability == "wal":
                 raise WalCorrupt(
-                    f"the log is missing: {ACTIVE} was begun and is not there. Nothing was changed.",
+                    f"the log is missing: {ACTIVE} was begun and is gone. Nothing was changed.",
                     advice="If it can't be brought back: quiver repair DIR",
                     file=ACTIVE,
                 )

@@ -11,7 +11,7 @@ Little-endian, replaced as a whole::
     16  next_segment  u64 no segment at or above it was ever begun
     24  replay_floor  u64 segments below it were sealed once: the log never rebuilds them
     32  gone_count    u32
-    36  gone          gone_count × (first u64, end u64): numbers below replay_floor without
+    36  gone          gone_count of (first u64, end u64): numbers below replay_floor without
                       a file, deleted or never used; ascending, apart, half open
     -4  crc32         u32 over all bytes before it
 
