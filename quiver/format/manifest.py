@@ -7,7 +7,7 @@ Written once as a batch; read in place, a value at a time, because a segment may
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -116,7 +116,7 @@ class Manifest:
         if columns["bundle_index"] is None or columns["slot_refs"] is None:
             raise SegmentInvalidIpc("the manifest lacks a column.")
         self._rows = _row_order(columns["bundle_index"])
-        self._offsets, self._refs = _open_refs(columns["slot_refs"])
+        self._offsets, (self.slots, self.streams, self.chunks) = _open_refs(columns["slot_refs"])
         self._get = {name: _getter(found) for name, found in columns.items() if name != "slot_refs"}
         # Without it the sizes of bundles aren't recorded, and ``meta`` gives them as 0.
         self.has_sizes: Final = columns["nbytes"] is not None
@@ -126,14 +126,16 @@ class Manifest:
 
     def refs(self, index: int) -> list[SlotRef]:
         """Where the slots of a bundle are, in the order written."""
-        return [SlotRef(*ref) for ref in self.locate(index)]
+        slots, streams, chunks = self.slots, self.streams, self.chunks
+        return [SlotRef(slots[at], streams[at], chunks[at]) for at in self.places(index)]
 
-    def locate(self, index: int) -> Iterator[tuple[int, int, int]]:
-        """The same as plain (slot, stream, chunk): every read comes through here."""
+    def places(self, index: int) -> range:
+        """Where in ``slots``, ``streams`` and ``chunks`` a bundle's references are.
+
+        Every read comes through here, and making objects would cost as much as the read.
+        """
         row = self._row(index)
-        start, end = self._offsets[row], self._offsets[row + 1]
-        slots, streams, chunks = self._refs
-        return zip(slots[start:end], streams[start:end], chunks[start:end], strict=True)
+        return range(self._offsets[row], self._offsets[row + 1])
 
     def meta(self, index: int) -> BundleMeta:
         """What is recorded about a bundle."""

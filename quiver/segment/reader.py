@@ -7,7 +7,7 @@ manifest and one call to Arrow per slot.  Batches lie in the mapping: nothing is
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final, Literal, TypeAlias
@@ -84,6 +84,7 @@ class SegmentReader:
         self._manifest = Manifest(manifest, footer.bundle_count)
         self._lock = threading.Lock()
         self._readers: dict[int, FileReader] = {}
+        self._getters: dict[int, Callable[[int], pa.RecordBatch]] = {}
         self._projected: dict[tuple[int, tuple[int, ...]], FileReader] = {}
 
     @classmethod
@@ -127,8 +128,11 @@ class SegmentReader:
     ) -> dict[int, pa.RecordBatch]:
         """A bundle's batches by slot; of ``slots``, those that it has."""
         found = {}
-        for slot, stream, chunk in self._manifest.locate(index):
+        manifest = self._manifest
+        for at in manifest.places(index):
+            slot = manifest.slots[at]
             if slots is None or slot in slots:
+                stream, chunk = manifest.streams[at], manifest.chunks[at]
                 if columns is None:
                     found[slot] = self._batch(stream, chunk)
                 else:
@@ -139,9 +143,9 @@ class SegmentReader:
         self, index: int, slot: int, columns: Sequence[str] | None = None
     ) -> pa.RecordBatch:
         """One batch of a bundle that must be there."""
-        for found, stream, chunk in self._manifest.locate(index):
-            if found == slot:
-                return self._some_columns(stream, chunk, columns)
+        for ref in self._manifest.refs(index):
+            if ref.slot_id == slot:
+                return self._some_columns(ref.stream_id, ref.chunk_index, columns)
         raise SlotNotInBundle(
             f"bundle {self.seq}.{index} has no slot {slot}.",
             file=self.path,
@@ -171,8 +175,13 @@ class SegmentReader:
             return self._readers[stream_id]
 
     def _batch(self, stream_id: int, chunk: int) -> pa.RecordBatch:
-        reader = self._readers.get(stream_id) or self.stream_reader(stream_id)
-        return self._get(reader, stream_id, chunk)
+        get = self._getters.get(stream_id)
+        if get is None:
+            get = self._getters[stream_id] = self.stream_reader(stream_id).get_batch
+        try:
+            return get(chunk)
+        except _ARROW_ERRORS as error:
+            raise self._unreadable(stream_id, chunk, error) from error
 
     def _some_columns(
         self, stream_id: int, chunk: int, columns: Sequence[str] | None
@@ -183,7 +192,10 @@ class SegmentReader:
         if not wanted:
             return self._batch(stream_id, chunk).select([])
         fields = tuple(sorted(set(wanted)))
-        batch = self._get(self._projection(stream_id, fields), stream_id, chunk)
+        try:
+            batch = self._projection(stream_id, fields).get_batch(chunk)
+        except _ARROW_ERRORS as error:
+            raise self._unreadable(stream_id, chunk, error) from error
         order = [fields.index(index) for index in wanted]
         return batch if order == list(range(len(fields))) else batch.select(order)
 
@@ -211,13 +223,8 @@ class SegmentReader:
             raise self._invalid(f"Arrow can't read stream {stream_id}: {error}.") from error
         return reader
 
-    def _get(self, reader: FileReader, stream_id: int, chunk: int) -> pa.RecordBatch:
-        try:
-            return reader.get_batch(chunk)
-        except _ARROW_ERRORS as error:
-            raise self._invalid(
-                f"Arrow can't read batch {chunk} of stream {stream_id}: {error}."
-            ) from error
+    def _unreadable(self, stream_id: int, chunk: int, error: Exception) -> SegmentInvalidIpc:
+        return self._invalid(f"Arrow can't read batch {chunk} of stream {stream_id}: {error}.")
 
     def _entry(self, stream_id: int) -> StreamEntry:
         entry = self._entries.get(stream_id)
