@@ -68,6 +68,35 @@ def test_release_brings_it_back() -> None:
     assert state.claimed == 1
 
 
+def test_released_into_the_middle() -> None:
+    """An older segment gets work back while newer ones have some: it is served in its place."""
+    state = state_of({0: 1, 1: 1, 2: 1})
+    for segment_seq in (0, 1):
+        state.claim(BundleRef(segment_seq, 0))
+    state.release(BundleRef(1, 0))
+    state.release(BundleRef(0, 0))
+    assert state.next_ref(Order.NEWEST) == (2, 0)
+    assert drain(state) == [(0, 0), (1, 0), (2, 0)]
+
+
+def test_rejected_then_sought_back_then_acked() -> None:
+    """A second delivery starts with a clean slate: its ack is an ack, not the old drop."""
+    state = state_of({0: 1})
+    ref = BundleRef(0, 0)
+    state.reject(ref)
+    state.seek(ref)
+    assert state.ack(ref) is Outcome.ACKED
+    assert state.outcome(ref) is Outcome.ACKED
+
+
+def test_condemned_segments_do_not_grow() -> None:
+    """A segment that is about to be deleted gets no new work, whatever is reported late."""
+    state = state_of({0: 1})
+    state.drop_segment(0, 1)
+    assert state.observe(0, 3) == 0
+    assert state.next_ref() is None
+
+
 def test_first_outcome_stays() -> None:
     """Outcomes are final: a second one is answered with the first, and changes nothing."""
     state = state_of({0: 2})

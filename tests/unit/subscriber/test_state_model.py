@@ -22,13 +22,18 @@ SEGMENTS = 6
 BUNDLES = 5
 
 refs = st.builds(BundleRef, st.integers(0, SEGMENTS), st.integers(0, BUNDLES))
+picks = st.integers(0, 999)
+outcomes = st.sampled_from(["ack", "reject", "release"])
 
 
 class StateMachine(RuleBasedStateMachine):
     """Segments appear in order, the last one grows; any call may come at any time."""
 
-    @initialize(start=refs)
-    def begin(self, start: BundleRef) -> None:
+    @initialize(
+        start=st.builds(BundleRef, st.integers(0, 1), st.integers(0, BUNDLES)),
+        backlog=st.lists(st.integers(1, BUNDLES), min_size=1, max_size=4),
+    )
+    def begin(self, start: BundleRef, backlog: list[int]) -> None:
         self.start = start
         self.state = SubscriberState(start)
         self.counts: dict[int, int] = {}
@@ -37,7 +42,8 @@ class StateMachine(RuleBasedStateMachine):
         self.dropped: set[BundleRef] = set()
         self.claimed: set[BundleRef] = set()
         self.condemned: set[int] = set()
-        self.deleted: set[int] = set()
+        for count in backlog:
+            self.grow(count, roll=True)
 
     # The model
 
@@ -59,10 +65,14 @@ class StateMachine(RuleBasedStateMachine):
 
     # What happens
 
-    @rule(more=st.integers(0, 2))
-    def grow(self, more: int) -> None:
+    @rule(more=st.integers(1, BUNDLES), roll=st.booleans())
+    def more_arrives(self, more: int, roll: bool) -> None:
+        self.grow(more, roll=roll)
+
+    def grow(self, more: int, *, roll: bool) -> None:
         count = min(self.counts.get(self.open_segment, 0) + more, BUNDLES)
-        if self.open_segment in self.condemned | self.deleted:
+        if self.open_segment in self.condemned:
+            assert self.state.observe(self.open_segment, count) == 0
             return
         fresh = {
             BundleRef(self.open_segment, n)
@@ -72,11 +82,8 @@ class StateMachine(RuleBasedStateMachine):
         skipped = {ref for ref in fresh if ref < self.start}
         self.acked |= skipped
         assert self.state.observe(self.open_segment, count) == len(fresh - skipped)
-
-    @precondition(lambda self: self.open_segment < SEGMENTS)
-    @rule()
-    def roll(self) -> None:
-        self.open_segment += 1
+        if roll and self.open_segment < SEGMENTS:
+            self.open_segment += 1
 
     @rule(order=st.sampled_from(Order))
     def take_next(self, order: Order) -> None:
@@ -89,6 +96,21 @@ class StateMachine(RuleBasedStateMachine):
         assert self.state.claim(ref)
         self.claimed.add(ref)
 
+    @rule(order=st.sampled_from(Order), left=st.integers(0, 3))
+    def take_nearly_all(self, order: Order, left: int) -> None:
+        while len(self.pending()) > left:
+            self.take_next(order)
+
+    @rule(pick=picks, how=outcomes)
+    def settle_a_claim(self, pick: int, how: str) -> None:
+        if self.claimed:
+            self.resolve(sorted(self.claimed)[pick % len(self.claimed)], how)
+
+    @rule(pick=picks, how=outcomes)
+    def settle_what_is_there(self, pick: int, how: str) -> None:
+        if visible := sorted(self.visible()):
+            self.resolve(visible[pick % len(visible)], how)
+
     @rule(ref=refs)
     def take(self, ref: BundleRef) -> None:
         pending = ref in self.pending()
@@ -96,7 +118,10 @@ class StateMachine(RuleBasedStateMachine):
         if pending:
             self.claimed.add(ref)
 
-    @rule(ref=refs, how=st.sampled_from(["ack", "reject", "release"]))
+    @rule(ref=refs, how=outcomes)
+    def settle_anything(self, ref: BundleRef, how: str) -> None:
+        self.resolve(ref, how)
+
     def resolve(self, ref: BundleRef, how: str) -> None:
         call = getattr(self.state, how)
         if ref not in self.visible():
@@ -123,15 +148,24 @@ class StateMachine(RuleBasedStateMachine):
         self.acked -= here - before
         self.dropped -= here - before
 
-    @rule(segment_seq=st.integers(0, SEGMENTS))
-    def drop(self, segment_seq: int) -> None:
-        if segment_seq not in self.counts:
-            return
+    @precondition(lambda self: self.counts)
+    @rule(pick=picks)
+    def drop(self, pick: int) -> None:
+        segment_seq = sorted(self.counts)[pick % len(self.counts)]
         count = self.counts[segment_seq]
         given_up = {BundleRef(segment_seq, n) for n in range(count)} - self.done()
         assert self.state.drop_segment(segment_seq, count) == len(given_up)
         self.dropped |= given_up
         self.condemned.add(segment_seq)
+
+    @precondition(lambda self: self.claimed)
+    @rule(pick=picks)
+    def drop_and_delete_under_a_claim(self, pick: int) -> None:
+        """Retention takes a segment of which somebody still holds a bundle."""
+        ref = sorted(self.claimed)[pick % len(self.claimed)]
+        if ref in self.visible() and ref.segment_seq != self.open_segment:
+            self.drop(sorted(self.counts).index(ref.segment_seq))
+            self.delete()
 
     @rule()
     def delete(self) -> None:
@@ -142,7 +176,6 @@ class StateMachine(RuleBasedStateMachine):
                 continue
             assert self.state.forget(segment_seq) == 0
             del self.counts[segment_seq]
-            self.deleted.add(segment_seq)
             self.acked -= whole
             self.dropped -= whole - self.claimed
             return
@@ -171,6 +204,9 @@ class StateMachine(RuleBasedStateMachine):
         visible = self.visible()
         for ref in visible:
             assert self.state.outcome(ref) is self.expected(ref), ref
+        pending = self.pending()
+        assert self.state.next_ref(Order.OLDEST) == min(pending, default=None)
+        assert self.state.next_ref(Order.NEWEST) == max(pending, default=None)
         left = visible - self.done()
         assert self.state.outstanding == len(left)
         assert self.state.claimed == len(self.claimed & left)
@@ -185,5 +221,5 @@ class StateMachine(RuleBasedStateMachine):
             assert self.state.is_complete(segment_seq, count) is (here == 0)
 
 
-StateMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+StateMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 TestStateMachine = StateMachine.TestCase
