@@ -1,0 +1,13 @@
+"""How fast, as ratios: each bar measures Quiver and its reference in the same run.
+
+======================  ==================================================================
+``bar.py``              what a bar is; interleaved repetitions, median and spread
+``data.py``             the batches that are measured with
+``bars/``               one file per bar, named after it
+``run.py``              ``make bench``: all bars or one, a table, ``results.json``
+======================  ==================================================================
+
+Absolute figures depend on the machine and on who else uses it; a ratio against something
+measured in the same minute says what Quiver adds.  Nothing here asserts a speed: tests
+that time are flaky.  ``--quick`` only checks that every bar still runs.
+"""
