@@ -383,8 +383,9 @@ class Store:
 
     def _leave(self, name: str, leave: Callable[[str], int]) -> int:
         self._check_open()
+        self._registry.get(name)
+        self._upkeep.checkpoint(leaving=name)
         given_up = leave(name)
-        self._upkeep.checkpoint()
         self._logger.info(SUBSCRIBER_UNREGISTERED, subscriber=name, dropped=given_up)
         return given_up
 

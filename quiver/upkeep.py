@@ -219,8 +219,13 @@ class Upkeep:
 
     # Small files
 
-    def checkpoint(self) -> None:
-        """Write ``quiver.state``: what would otherwise go with the log or a segment."""
+    def checkpoint(self, *, leaving: str | None = None) -> None:
+        """Write ``quiver.state``: what would otherwise go with the log or a segment.
+
+        It names the subscribers whose file must be there, so one that comes is named
+        after its file is durable, and one that goes (``leaving``) is not named before its
+        file goes: a crash in between must not look like a lost file.
+        """
         with self._lock:
             with self._ingest_lock:
                 through = self._ingest.durable_before
@@ -234,7 +239,11 @@ class Upkeep:
                 ledger_was_dirty, self._ledger.dirty = self._ledger.dirty, False
             state = replace(
                 state,
-                subscribers=tuple(one.name for one in self._registry.subscribers()),
+                subscribers=tuple(
+                    one.name
+                    for one in self._registry.subscribers()
+                    if one.has_file and one.name != leaving
+                ),
                 losses=self._ledger.losses,
                 loss_totals=self._ledger.totals,
             )

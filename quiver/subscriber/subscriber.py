@@ -221,6 +221,11 @@ class Subscriber:
     # Its file
 
     @property
+    def has_file(self) -> bool:
+        """Whether its progress was durable at least once."""
+        return self._durable_changes != _NEVER
+
+    @property
     def dirty(self) -> bool:
         """Is there something that the file doesn't say yet?"""
         return self.status is not Status.GONE and self._state.changes != self._durable_changes
