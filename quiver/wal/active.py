@@ -9,6 +9,10 @@ Each arrow is a rename followed by a sync of the directory before anything else 
 the names may reach the disk in any order, and none of these orders may leave a gap.  A
 file that was there when the store was opened is never written to again.
 
+The next file is whole and synced, under its own or the spare's name, before the active
+one is set aside.  So there is no moment without an active file or one ready to take its
+place, and a log that has neither has lost one.
+
 Writing over a retired file is the cheapest way to append, since its blocks are there
 already.  Its old entries stay behind the new end and are told apart by their sequence.
 That needs one rule: after a failed write the file is cut and synced before anything is
@@ -45,7 +49,7 @@ class _Held:
 
 @dataclass(slots=True)
 class _Active:
-    """The file being written. ``good`` is its end before the group now being appended."""
+    """The file being written. ``good`` is its end without a group not yet confirmed."""
 
     file: File
     end: int
@@ -134,14 +138,12 @@ class LogFiles:
     # Appending
 
     def append(self, group: Group, position: int) -> None:
-        """Write and sync one group; from here on it is durable."""
+        """Write and sync one group. It counts from :meth:`confirm` on."""
         group.buffers.append(TERMINATOR)
-        active = self._active
-        if active is not None:
-            active.good = active.end
         if group.new_file:
             self._begin(group, position)
             return
+        active = self._active
         assert active is not None
         end = active.end + group.nbytes
         self._make_room(active, end + len(TERMINATOR))
@@ -150,6 +152,11 @@ class LogFiles:
         active.end = end
         active.size = max(active.size, end + len(TERMINATOR))
         active.last_segment = max(active.last_segment, group.last_segment)
+
+    def confirm(self) -> None:
+        """The last group is going to be called durable: no way back behind it."""
+        if self._active is not None:
+            self._active.good = self._active.end
 
     def _make_room(self, active: _Active, size: int) -> None:
         """Keep all files together within the cap, by giving up what isn't needed."""
@@ -184,9 +191,9 @@ class LogFiles:
     # From file to file
 
     def _begin(self, group: Group, position: int) -> None:
-        """Set the active file aside and make the next one, with its first group in it.
+        """Make the next file, with its first group in it, and put it in the active one's place.
 
-        Head and group are synced together, before the file gets its name.
+        Head and group are synced together, before anything is renamed.
         """
         header = encode_header(
             self._layout,
@@ -195,9 +202,9 @@ class LogFiles:
             created_ns=self._clock.now_ns(),
         )
         end = HEADER_SIZE + group.nbytes
+        size = end + len(TERMINATOR)
         with self.names:
-            self._set_aside()
-            size = end + len(TERMINATOR)
+            self._trim_active()
             if self.bytes_on_disk - (self._spare or 0) + max(size, self._spare or 0) > self._cap:
                 self._drop_spare()
             path, old_size = (NEW, 0) if self._spare is None else (SPARE, self._spare)
@@ -205,11 +212,12 @@ class LogFiles:
             try:
                 file.write_all([header, *group.buffers], 0)
                 file.fsync()
-                self._disk.rename(path, ACTIVE)
                 self._disk.fsync_dir(DIRECTORY)
+                self._take_over(path)
             except BaseException:
                 self._abandon(file, path)
                 raise
+            self._hold_active()
             self._spare = None
             file.path = ACTIVE
             self._active = _Active(
@@ -222,47 +230,86 @@ class LogFiles:
                 created=self._clock.monotonic(),
             )
 
+    def _trim_active(self) -> None:
+        """Cut the active file at its end, for the room: what is there does no harm."""
+        active = self._active
+        if active is not None and active.size > active.end:
+            active.file.truncate(active.end)
+            active.size = active.end
+
     def _create_new(self) -> File:
         self._disk.unlink(NEW, missing_ok=True)
         return self._disk.create(NEW)
 
+    def _take_over(self, path: str) -> None:
+        """Give the finished file the active one's name, and that one its number."""
+        aside = rotated_path(self._next_number)
+        rotates = self._active is not None or bool(self._held and self._held[-1].path == ACTIVE)
+        try:
+            if rotates:
+                self._disk.rename(ACTIVE, aside)
+                self._disk.fsync_dir(DIRECTORY)
+            self._disk.rename(path, ACTIVE)
+            self._disk.fsync_dir(DIRECTORY)
+        except Poisoned:
+            raise
+        except QuiverError as error:
+            self._take_back(path, aside if rotates else None, error)
+            raise
+        except BaseException as exc:
+            # An interrupt, or a bug: nobody knows which name leads where.
+            self._disk.poison.trip("rename", path, exc)
+            raise
+
+    def _take_back(self, path: str, aside: str | None, error: QuiverError) -> None:
+        """A rename failed: the active file goes on under its name; else ``Poisoned``.
+
+        What a failed call did is not taken for granted, it is looked up.
+        """
+        disk = self._disk
+        try:
+            taken = disk.stat_size(path) is None
+            if not taken and aside is not None and disk.stat_size(ACTIVE) is None:
+                disk.rename(aside, ACTIVE)
+                disk.fsync_dir(DIRECTORY)
+        except Poisoned:
+            raise
+        except QuiverError:
+            taken = True
+        if taken:
+            raise disk.poison.trip("rename", path, error) from error
+
     def _abandon(self, file: File, path: str) -> None:
-        """A file in the making failed: it must go, or its entries might come back."""
+        """A file in the making failed: it must go, or its entries might come back.
+
+        Once poisoned it stays: the names may be such that it is the log's end.
+        """
         with contextlib.suppress(IoFault):
             file.close()
+        if self._disk.poison.cause is not None:
+            return
         try:
             self._disk.unlink(path, missing_ok=True)
             self._spare = None
         except QuiverError as exc:
             self._disk.poison.trip("roll back", path, exc)
 
-    def set_aside(self) -> None:
-        """Rotate without a next file yet: it is made when there is something for it."""
-        with self.names:
-            self._set_aside()
-
-    def _set_aside(self) -> None:
+    def _hold_active(self) -> None:
+        """Note that the active file now has a number, and takes no more entries."""
+        path = rotated_path(self._next_number)
         active = self._active
         if active is not None:
-            if active.size > active.end:
-                active.file.truncate(active.end)  # for the room: what is there does no harm
-                active.size = active.end
-            path = self._rename_active()
-            self._active = None
             self._held.append(
                 _Held(path, active.size, active.position, active.last_segment, recyclable=True)
             )
             self._held_bytes += active.size
-            active.file.close()
+            with contextlib.suppress(IoFault):  # all of it is synced: nothing hangs on this
+                active.file.close()
         elif self._held and self._held[-1].path == ACTIVE:
-            self._held[-1].path = self._rename_active()
-
-    def _rename_active(self) -> str:
-        path = rotated_path(self._next_number)
-        self._disk.rename(ACTIVE, path)
+            self._held[-1].path = path
+        else:
+            return
         self._next_number += 1
-        self._disk.fsync_dir(DIRECTORY)
-        return path
 
     # Letting go
 

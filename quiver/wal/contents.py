@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from quiver.disk.disk import Disk
@@ -17,7 +17,7 @@ from quiver.format.wal_entry import (
     decode_slot_name,
 )
 from quiver.ids import BundleRef
-from quiver.wal.files import LogFile
+from quiver.wal.files import ACTIVE, LogFile
 from quiver.wal.scan import FileScan, Piece
 
 
@@ -178,7 +178,10 @@ class LogContents:
     def start(self) -> LogStart:
         """Where a writer goes on, once :func:`~quiver.wal.repair.repair_tail` is done."""
         numbers = [file.number for file in self.files if file.number is not None]
-        return LogStart(self.next_sequence, self.position, max(numbers, default=0) + 1, self.files)
+        files = tuple(
+            replace(file, path=ACTIVE) if file.number is None else file for file in self.files
+        )
+        return LogStart(self.next_sequence, self.position, max(numbers, default=0) + 1, files)
 
 
 def entries_of(path: str, shift: int, piece: Piece) -> Iterator[LogEntry]:

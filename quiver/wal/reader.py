@@ -12,6 +12,8 @@ the end, zeros, an old lap   fine if the next    a later entry proves the expect
                              the expected entry
 anything else                damage              a later entry proves it: damage;
                                                  else a torn tail
+nothing: no active file and  damage
+none ready to take its name
 ===========================  ==================  ===================================
 
 Damage means that something once called durable is gone: :func:`read_log` refuses, unless
@@ -44,7 +46,7 @@ from quiver.wal.contents import (
     Visit,
     entries_of,
 )
-from quiver.wal.files import LogFile, LogName, Run, log_names
+from quiver.wal.files import ACTIVE, DIRECTORY, NEW, SPARE, LogFile, LogName, Run, log_names
 from quiver.wal.scan import Ending, FileScan
 
 HOLE_SEARCH: Final = 1024 * 1024
@@ -100,16 +102,44 @@ class _Log:
         self._names = log_names(self._disk)
         for name in self._names:
             self._headers.append(self._read_header(name))
+        complete = self._find_active()
         for index, (name, header) in enumerate(zip(self._names, self._headers, strict=True)):
             with self._disk.open(name.path) as file:
                 if header is None:
                     self._without_header(index, file)
                 else:
                     self._read_file(index, file, header)
+        if not complete:
+            reason = "the active file is missing"
+            self._note_damage(LogDamage(ACTIVE, 0, self._expected or 0, None, reason))
+
+    def _find_active(self) -> bool:
+        """Whether the last file is there; after a rotation that was cut short, the prepared one.
+
+        A log of ours always has an active file, or a whole one that was about to take its
+        place.  A spare of an earlier lap is no such thing: it begins before the others.
+        """
+        if not self._names or self._names[-1].number is None:
+            return True
+        last = self._headers[-1]
+        if last is None or last.first_sequence is None:
+            return True  # damaged, or of the Rust crate, where anything may be missing
+        there = self._disk.listdir(DIRECTORY)
+        for path in (NEW, SPARE):
+            if path.rpartition("/")[2] not in there:
+                continue
+            name = LogName(path, None)
+            header = self._read_header(name)
+            first = None if header is None else header.first_sequence
+            if first is not None and first >= last.first_sequence:
+                self._names.append(name)
+                self._headers.append(header)
+                return True
+        return False
 
     def _read_header(self, name: LogName) -> WalHeader | None:
         with self._disk.open(name.path) as file:
-            data = file.pread(HEADER_SIZE, 0)
+            data, size = file.pread(HEADER_SIZE, 0), file.size()
         try:
             header = decode_header(data)
             if self._layout_hash is not None:
@@ -119,7 +149,7 @@ class _Log:
         except (UnsupportedVersion, LayoutMismatch) as error:
             error.details["file"] = name.path
             raise
-        return header
+        return header if header.size <= size else None
 
     def _without_header(self, index: int, file: File) -> None:
         """A head is synced before the file gets its name, except by the Rust crate."""

@@ -10,7 +10,8 @@ interrupted and done again: each step leaves a log that reads the same.
 3. What no later entry proves to be synced is written again and synced.  After a kill it
    may be in the page cache only, and after a failed fsync the cache shows bytes that the
    disk does not have (Rebello et al., ATC '20).
-4. Files in the making and the spare are removed.
+4. A file that was about to become the active one gets its name; other files in the making
+   and the spare are removed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from quiver.disk.disk import Disk, File
 from quiver.errors import StorageFull
 from quiver.format.crc import crc32
 from quiver.wal.contents import LogContents, TornTail
-from quiver.wal.files import DIRECTORY, NEW, SPARE, LogFile
+from quiver.wal.files import ACTIVE, DIRECTORY, NEW, SPARE, LogFile
 
 QUARANTINE: Final = "quarantine"
 COPY_CHUNK: Final = 4 * 1024 * 1024
@@ -55,6 +56,8 @@ def repair_tail(disk: Disk, contents: LogContents) -> TailRepair:
         last = contents.files[-1]
         _cut(disk, last.path, last.end)
         rewritten = _rewrite(disk, last, contents.proven_end)
+    if contents.files:
+        _name_active(disk, contents.files[-1])
     _clear_up(disk, must_sync=bool(contents.files) and not contents.sealed)
     return TailRepair(tuple(copies), cut, rewritten)
 
@@ -117,6 +120,13 @@ def _rewrite(disk: Disk, last: LogFile, proven_end: int) -> int:
             at += file.write_all([data], at)
         file.fsync()
     return max(0, last.end - proven_end)
+
+
+def _name_active(disk: Disk, last: LogFile) -> None:
+    """End a rotation that was cut short."""
+    if last.path in (NEW, SPARE):
+        disk.rename(last.path, ACTIVE)
+        disk.fsync_dir(DIRECTORY)
 
 
 def _clear_up(disk: Disk, *, must_sync: bool) -> None:

@@ -93,6 +93,10 @@ class Plan:
         self.end += nbytes
         return new_file
 
+    def has_room_for_file(self) -> bool:
+        """Whether a file with nothing in it keeps within both caps."""
+        return self.files < self.max_files and self.total + HEADER_SIZE <= self.max_size
+
     def end_file(self) -> None:
         """Let the next entry start a file."""
         if self.end is not None:

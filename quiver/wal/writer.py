@@ -192,6 +192,7 @@ class WalWriter:
         return group.count
 
     def _publish(self, group: Group) -> None:
+        self._files.confirm()
         try:
             with self._lock:
                 self.durable_before = group.first + group.count
@@ -236,13 +237,21 @@ class WalWriter:
             with self._lock:
                 if self._plan.files:
                     return
-                self._plan.add(0)
-                group = Group(self.next_sequence, new_file=True)
-            try:
-                self._files.append(group, self.position)
-            except QuiverError as error:
-                self._drop(group, error)
-                raise
+                group = self._empty_file()
+            self._make_file(group)
+
+    def _empty_file(self) -> Group:
+        """Plan a file with nothing in it yet; the lock is held and nothing is staged."""
+        self._plan.end_file()
+        self._plan.add(0)
+        return Group(self.next_sequence, new_file=True)
+
+    def _make_file(self, group: Group) -> None:
+        try:
+            self._files.append(group, self.position)
+        except QuiverError as error:
+            self._drop(group, error)
+            raise
 
     @property
     def wants_watermark(self) -> bool:
@@ -265,13 +274,15 @@ class WalWriter:
             return True
 
     def rotate(self) -> None:
-        """Close the active file, so that it can be retired; the next entry makes another."""
+        """Go on in a new file, so that the one so far can be retired; if there is room for one."""
         with self._turn:
             with self._lock:
                 if self._groups or not self._files.has_entries:
                     return
-                self._plan.end_file()
-            self._files.set_aside()
+                if not self._plan.has_room_for_file():
+                    return
+                group = self._empty_file()
+            self._make_file(group)
 
     @property
     def oldest_position(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 from quiver.config import WalConfig
 from quiver.disk.disk import Disk
@@ -24,9 +25,9 @@ LAYOUT = layout_hash(None)
 TS = 1_700_000_000_000_000_000
 
 
-def small(**changes: object) -> WalConfig:
+def small(**changes: Any) -> WalConfig:
     """A log whose files fill up after a few entries."""
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "rotation_target": 1024,
         "max_size": 1 << 20,
         "max_rotated_files": 1000,
@@ -108,10 +109,10 @@ class Log:
         return ack
 
 
-def read(files: Mapping[str, bytes] | Disk, **options: bool) -> LogContents:
+def read(files: Mapping[str, bytes] | Disk, *, salvage: bool = False) -> LogContents:
     """Read a log from an image."""
     disk = files if isinstance(files, Disk) else Disk(MemoryDisk.from_image(files, record=False))
-    return read_log(disk, layout_hash=LAYOUT, **options)
+    return read_log(disk, layout_hash=LAYOUT, salvage=salvage)
 
 
 def payloads(contents: LogContents) -> dict[int, bytes]:

@@ -54,6 +54,11 @@ def unframed(entry: bytes) -> memoryview:
     return memoryview(entry)[4:-4]
 
 
+def named(slot: int, name: str) -> bytes:
+    payload = encode_slot_name(slot, name)
+    return encode_control(SLOT_NAME, payload, sequence=0, synced_before=0, ts=0)
+
+
 def test_golden_bundle() -> None:
     """A bundle with all extras is laid out byte for byte as the format page says."""
     entry = whole(seal_bundle(body(b"payload"), 9, 4, BundleRef(2, 6), -1, EXTRAS.encode()))
@@ -139,8 +144,7 @@ def test_slots_are_checked() -> None:
 
 def test_slot_names() -> None:
     """Names come back; too long a name or an impossible slot is refused."""
-    entry = encode_control(SLOT_NAME, encode_slot_name(5, "Lögs"), sequence=0, synced_before=0, ts=0)
-    assert decode_slot_name(unframed(entry)) == (5, "Lögs")
+    assert decode_slot_name(unframed(named(5, "Lögs"))) == (5, "Lögs")
     with pytest.raises(LimitExceeded):
         encode_slot_name(64, "x")
     with pytest.raises(LimitExceeded):
@@ -155,7 +159,7 @@ def test_a_sum_is_not_sense() -> None:
             decode_bundle(good[:cut])
     with pytest.raises(WalCorrupt):
         decode_bundle(memoryview(bytes(good) + b"x"))
-    name = unframed(encode_control(SLOT_NAME, encode_slot_name(1, "ab"), sequence=0, synced_before=0, ts=0))
+    name = unframed(named(1, "ab"))
     for cut in range(37, len(name)):
         with pytest.raises(WalCorrupt):
             decode_slot_name(name[:cut])

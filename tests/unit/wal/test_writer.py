@@ -11,7 +11,7 @@ from quiver.disk.oplog import Rename, Sync, SyncDir, Write
 from quiver.errors import Backpressure, StoreClosed
 from quiver.format.wal_entry import SLOT_NAME, encode_slot_name
 from quiver.wal.files import ACTIVE
-from tests.support.wal import Log, image, payloads, read, reopened, small
+from tests.support.wal import Log, body, image, payloads, read, reopened, small
 
 
 def ops(log: Log) -> list[object]:
@@ -123,16 +123,16 @@ def test_a_found_log_is_never_appended_to() -> None:
 
 
 def test_rotation_syncs_names_one_after_the_other() -> None:
-    """The old file's new name is durable before the next file takes the old name."""
+    """The next file is durable before the old one is renamed, and that before it is replaced."""
     log = Log(config=small(recycle=False))
     log.put(bytes(600))
     before = len(ops(log))
     log.put(bytes(600))
-    kinds = [op for op in ops(log)[before:] if isinstance(op, (Rename, SyncDir))]
-    assert [type(op) for op in kinds] == [Rename, SyncDir, Rename, SyncDir]
-    assert isinstance(kinds[0], Rename)
+    kinds = [op for op in ops(log)[before:] if isinstance(op, (Sync, Rename, SyncDir))]
+    assert [type(op) for op in kinds] == [Sync, SyncDir, Rename, SyncDir, Rename, SyncDir]
     assert isinstance(kinds[2], Rename)
-    assert (kinds[0].source, kinds[2].target) == (ACTIVE, ACTIVE)
+    assert isinstance(kinds[4], Rename)
+    assert (kinds[2].source, kinds[4].target) == (ACTIVE, ACTIVE)
 
 
 def test_positions_count_data_only() -> None:
@@ -168,15 +168,19 @@ def test_retire_goes_oldest_first_and_stops_at_what_is_needed() -> None:
     assert log.writer.oldest_position == contents.files[0].header.position_start
 
 
-def test_the_newest_file_stays() -> None:
-    """It alone knows the next sequence: without it numbers would be used twice."""
+def test_the_next_sequence_is_never_forgotten() -> None:
+    """Even with everything retired a file is left that knows it: no number is used twice."""
     log = Log()
     log.put(bytes(100), 0)
-    log.writer.rotate()
-    assert log.writer.retire(99) == 0
-    assert read(image(log)).next_sequence == 1
-    log.put(bytes(100), 1)
-    assert log.writer.retire(0) == 1
+    again = reopened(log.raw)
+    assert again.writer.retire(99) == 0
+    again.writer.rotate()
+    again.put(bytes(100), 1)
+    again.writer.rotate()
+    assert again.writer.retire(99) == 2
+    contents = read(image(again))
+    assert [file.entries for file in contents.files] == [0]
+    assert contents.next_sequence == 2
 
 
 def test_begin_makes_the_first_file_once() -> None:
@@ -194,18 +198,17 @@ def test_begin_makes_the_first_file_once() -> None:
 def test_watermark_only_when_there_is_something_to_prove() -> None:
     """Once per idle period: after a commit, not before the first, not twice."""
     log = Log()
-    assert not log.writer.watermark()
-    log.put(b"x")
-    assert log.writer.wants_watermark
-    assert log.writer.watermark()
-    assert not log.writer.watermark()
+    asked = []
+    for step in (log.commit, log.put, log.commit, log.commit, log.put):
+        step()
+        asked.append((log.writer.wants_watermark, log.writer.watermark(), log.writer.watermark()))
+    assert [due for due, _, _ in asked] == [False, True, False, False, True]
+    assert [staged for _, staged, _ in asked] == [False, True, False, False, True]
+    assert not any(twice for _, _, twice in asked)
     log.commit()
-    assert not log.writer.wants_watermark
-    assert not log.writer.watermark()
     contents = read(image(log))
-    assert contents.next_sequence == 2
-    entry = list(contents.entries())[-1]
-    assert contents.proven_end == entry.offset
+    assert contents.next_sequence == 4
+    assert contents.proven_end == list(contents.entries())[-1].offset
 
 
 def test_a_sealed_log_ends_with_its_seal() -> None:
@@ -258,9 +261,10 @@ def test_control_entries_share_the_sequence() -> None:
 def test_full_is_said_before_anything_is_staged() -> None:
     """At the cap ``stage`` refuses with its reason and leaves no trace."""
     log = Log(config=small(max_size=2048))
+    while log.writer.room_for(body(bytes(300)).entry_size()):
+        log.stage(bytes(300))
     with pytest.raises(Backpressure) as refused:
-        for _ in range(100):
-            log.stage(bytes(300))
+        log.stage(bytes(300))
     assert refused.value.reason == "wal_full"
     count = log.writer.next_sequence
     log.commit()

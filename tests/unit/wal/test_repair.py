@@ -1,0 +1,140 @@
+"""Making a log fit to go on from."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from quiver.disk.disk import Disk
+from quiver.disk.memory import MemoryDisk
+from quiver.disk.oplog import Sync, Write
+from quiver.errors import IoFault
+from quiver.wal.files import ACTIVE
+from quiver.wal.reader import read_log
+from quiver.wal.repair import repair_tail
+from tests.support.faulty import Fault, FaultyDisk
+from tests.support.wal import LAYOUT, Log, image, payloads, read, small
+
+
+def torn_log() -> tuple[dict[str, bytes], int]:
+    """A log whose last group of two is torn in its first entry; where that is."""
+    log = Log(config=small(rotation_target=1 << 20))
+    for n in range(4):
+        log.put(bytes([n]) * 40)
+    end = read(image(log)).files[-1].end
+    log.stage(b"torn" * 20)
+    log.stage(b"whole" * 20)
+    log.commit()
+    data = bytearray(image(log)[ACTIVE])
+    data[end + 70] ^= 1
+    return {ACTIVE: bytes(data)}, end
+
+
+def repair(raw: MemoryDisk | FaultyDisk) -> tuple[str, ...]:
+    disk = Disk(raw)
+    return repair_tail(disk, read_log(disk, layout_hash=LAYOUT)).copies
+
+
+def test_a_torn_tail_is_kept_and_cut() -> None:
+    """The torn bytes go to quarantine, whole; the file ends behind its last good entry."""
+    files, end = torn_log()
+    raw = MemoryDisk.from_image(files)
+    (copy,) = repair(raw)
+    after = raw.image()
+    assert after[copy] == files[ACTIVE][end:]
+    assert after[ACTIVE] == files[ACTIVE][:end]
+    contents = read(after)
+    assert contents.torn is None
+    assert sorted(payloads(contents)) == [0, 1, 2, 3]
+
+
+def test_repair_is_durable() -> None:
+    """When it is done, a power cut changes nothing any more."""
+    files, _ = torn_log()
+    raw = MemoryDisk.from_image(files)
+    repair(raw)
+    state = raw.durability()
+    assert state.pending == {}
+    assert state.pending_entries == []
+    assert state.image() == raw.image()
+
+
+def test_repair_twice_is_repair_once() -> None:
+    """It can be done again, or after a crash in the middle of it: one copy, same log."""
+    files, _ = torn_log()
+    raw = MemoryDisk.from_image(files)
+    repair(raw)
+    once = raw.image()
+    for count in range(len(raw.ops)):
+        state = MemoryDisk.from_image(files)
+        for op in raw.ops[:count]:
+            state.ops.append(op)
+        cut = MemoryDisk.from_image(state.durability().image(), ["wal"])
+        repair(cut)
+        assert cut.image() == once
+    repair(raw)
+    assert raw.image() == once
+
+
+def test_what_is_not_proven_is_written_again() -> None:
+    """After a kill the last group may be in the page cache only: rewritten and synced."""
+    log = Log(config=small(rotation_target=1 << 20))
+    log.put(b"proven")
+    log.put(b"not yet")
+    files = image(log)
+    raw = MemoryDisk.from_image(files)
+    contents = read(files)
+    entry = list(contents.entries())[-1]
+    repair(raw)
+    writes = [op for op in raw.ops if isinstance(op, Write)]
+    assert [(op.offset, len(op.data)) for op in writes] == [
+        (entry.offset, contents.files[-1].end - entry.offset)
+    ]
+    assert isinstance(raw.ops[raw.ops.index(writes[0]) + 1], Sync)
+    assert payloads(read(raw.image())) == {0: b"proven", 1: b"not yet"}
+
+
+def test_a_sealed_log_is_left_alone() -> None:
+    """A clean close proves all there is: nothing is written at the next open."""
+    log = Log()
+    log.put(b"x")
+    log.writer.seal()
+    raw = MemoryDisk.from_image(image(log))
+    repair(raw)
+    assert raw.ops == []
+
+
+def test_strays_are_removed() -> None:
+    """Files in the making and the spare may hold anything: they go."""
+    log = Log()
+    log.put(b"x")
+    files = image(log) | {"wal/quiver.wal.new": b"half", "wal/quiver.wal.spare": bytes(500)}
+    raw = MemoryDisk.from_image(files)
+    repair(raw)
+    assert sorted(raw.image()) == [ACTIVE]
+
+
+def test_a_full_disk_does_not_keep_a_store_shut() -> None:
+    """Without room for the copy the tail is cut all the same: it was never promised."""
+    files, end = torn_log()
+    raw = MemoryDisk.from_image(files)
+    raw.capacity = raw.used
+    assert repair(raw) == ()
+    assert raw.image() == {ACTIVE: files[ACTIVE][:end]}
+
+
+def test_faults_in_repair_are_faults() -> None:
+    """Any call that fails ends the repair with an error; the next one finishes it."""
+    files, end = torn_log()
+    clean = FaultyDisk(MemoryDisk.from_image(files))
+    repair(clean)
+    for at in range(len(clean.calls)):
+        raw = MemoryDisk.from_image(files)
+        faulty = FaultyDisk(raw, Fault(at, errno.EIO))
+        if clean.calls[at][0] == "chmod":
+            continue
+        with pytest.raises((IoFault, Exception)):
+            repair(faulty)
+        repair(raw)
+        assert raw.image()[ACTIVE] == files[ACTIVE][:end]
