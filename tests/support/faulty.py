@@ -44,11 +44,17 @@ class FaultyDisk:
 
     def __init__(self, raw: RawDisk, *faults: Fault) -> None:
         self._raw = raw
-        self._plan = faults
+        self._plan: tuple[Fault, ...] = faults
         self._seen = [0] * len(faults)
         self._lock = threading.Lock()
         self.calls: list[tuple[str, str]] = []
         self.fired: list[tuple[str, str]] = []
+
+    def arm(self, *faults: Fault) -> None:
+        """From now on these are the faults, counted from here."""
+        with self._lock:
+            self._plan = faults
+            self._seen = [0] * len(faults)
 
     def heal(self) -> None:
         """From now on nothing fails."""
