@@ -15,6 +15,7 @@ import pyarrow as pa
 from quiver.errors import SegmentInvalidIpc, UnknownBundle
 from quiver.format.ipc_file import IpcFile
 from quiver.format.record import NO_ATTRIBUTES, BundleMeta
+from quiver.format.schema import SchemaMessage
 from quiver.format.segment import HASH, column, decode_table, encode_table
 
 _REF: Final = pa.struct(
@@ -80,7 +81,7 @@ def encode_manifest(bundles: Sequence[tuple[Sequence[SlotRef], BundleMeta]]) -> 
         refs if field.name == "slot_refs" else pa.array(columns[field.name], field.type)
         for field in MANIFEST
     ]
-    return encode_table(pa.record_batch(arrays, schema=MANIFEST))
+    return encode_table(pa.record_batch(arrays, schema=MANIFEST), SchemaMessage.of(MANIFEST))
 
 
 def _encode_refs(bundles: Sequence[Sequence[SlotRef]]) -> pa.ListArray:

@@ -15,7 +15,8 @@ from quiver.format.flatbuf import FlatbufferError
 
 MAX_CACHED_SCHEMAS: Final = 1024
 MAX_CACHED_SCHEMA_BYTES: Final = 64 * 1024
-RECENT_SCHEMAS: Final = 8
+RECENT_SCHEMAS: Final = 64
+"""As many as a bundle may have slots; comparing with one takes less than 0.1 µs."""
 
 
 class SchemaMessage:

@@ -35,8 +35,9 @@ from quiver.errors import (
     UnsupportedVersion,
 )
 from quiver.format.crc import crc32
-from quiver.format.ipc import encode_batch
+from quiver.format.ipc import EncodedBatch
 from quiver.format.ipc_file import FileBuilder, IpcFile, check_file
+from quiver.format.schema import SchemaMessage
 
 VERSION: Final = 1
 MAGIC: Final = b"QUIVER\0S"
@@ -92,7 +93,10 @@ class StreamEntry:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A segment's bundles in a few numbers."""
+    """A segment's bundles in a few numbers.
+
+    ``segment`` is the segment's own number, so that a file under another's name is noticed.
+    """
 
     bundles: int
     rows: int
@@ -101,6 +105,7 @@ class Summary:
     last_sequence: int | None = None
     first_ts: int | None = None
     last_ts: int | None = None
+    segment: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +179,10 @@ def _check_bounds(footer: Footer, end: int) -> None:
         raise SegmentInvalidIpc(f"the segment claims {footer.stream_count:,} streams.")
 
 
-def encode_table(table: pa.RecordBatch) -> IpcFile:
+def encode_table(table: pa.RecordBatch, schema: SchemaMessage) -> IpcFile:
     """A file with the one batch of a directory or a manifest."""
-    encoded = encode_batch(table)
-    builder = FileBuilder(encoded.schema)
-    builder.add_batch(encoded)
+    builder = FileBuilder(schema)
+    builder.add_batch(EncodedBatch(schema, table.serialize(), table.num_rows))
     return builder.finish()
 
 
@@ -215,7 +219,9 @@ def encode_directory(entries: Sequence[StreamEntry], summary: Summary) -> IpcFil
         for field in DIRECTORY
     ]
     schema = DIRECTORY.with_metadata({SUMMARY_KEY: text.encode()})
-    return encode_table(pa.record_batch(columns, schema=schema))
+    # Not by way of the cache: the schema holds the summary, so no two are alike.
+    message = SchemaMessage(schema.serialize().to_pybytes(), schema)
+    return encode_table(pa.record_batch(columns, schema=schema), message)
 
 
 def decode_directory(data: pa.Buffer, footer: Footer) -> tuple[list[StreamEntry], Summary | None]:
@@ -257,7 +263,7 @@ def _summary(metadata: dict[bytes, bytes] | None) -> Summary | None:
     except (ValueError, AttributeError, RecursionError):
         raise SegmentInvalidIpc("the directory's summary can't be read.") from None
     for name, value in known.items():
-        optional = name.startswith(("first", "last"))
+        optional = name.startswith(("first", "last", "segment"))
         if not (type(value) is int or (value is None and optional)):
             raise SegmentInvalidIpc(f"the directory's summary has no sound {name!r}.")
     return Summary(**known)

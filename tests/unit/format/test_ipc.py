@@ -165,6 +165,33 @@ def test_a_delta_dictionary_is_settled() -> None:
     assert joined(parsed) == joined(encode_batch(longer))
 
 
+def test_a_delta_to_nothing_is_not_kept() -> None:
+    """A dictionary that extends one that was never sent is refused, or settled as one."""
+    short = pa.record_batch({"d": dictionary([0], pa.array(["a"]), pa.int8())})
+    longer = pa.record_batch({"d": dictionary([1], pa.array(["a", "b"]), pa.int8())})
+    sent = stream_of(short, longer, emit_dictionary_deltas=True)
+    for part in (encode_batch(short).batch, encode_batch(short).dictionaries):
+        assert bytes(part) in sent
+        sent = sent.replace(bytes(part), b"", 1)
+    try:
+        parsed = parse_stream(sent, max_bytes=LIMIT)
+    except InvalidBundle:
+        return
+    assert joined(parsed) == joined(encode_batch(parsed.decode()))
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 20, 2**63 - 1])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_buffer_outside_of_its_message_is_refused(value: int, which: int) -> None:
+    """Before anything is decoded: an offset is a pointer in the making."""
+    encoded = encode_batch(pa.record_batch({"a": list(range(100))}))
+    message = bytearray(encoded.batch)
+    at = message.index(struct.pack("<qq", 0, 800))
+    struct.pack_into("<q", message, at + 8 * which, value)
+    with pytest.raises(InvalidBundle, match="buffer"):
+        parse_stream(encoded.schema.message + bytes(message), max_bytes=LIMIT)
+
+
 def test_a_missing_end_marker_is_fine() -> None:
     """Closing the stream is an end too, says Arrow."""
     sent = stream_of(plain())

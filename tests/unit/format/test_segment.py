@@ -22,6 +22,7 @@ from quiver.errors import (
 from quiver.format.ipc_file import IpcFile
 from quiver.format.manifest import MANIFEST, Manifest, SlotRef, encode_manifest
 from quiver.format.record import BundleMeta
+from quiver.format.schema import SchemaMessage
 from quiver.format.segment import (
     DIRECTORY,
     MAX_FOOTER_SIZE,
@@ -147,7 +148,8 @@ def _directory(change: Callable[[dict[str, Any]], object], metadata: object = No
         for field in DIRECTORY
     }
     change(columns)
-    return buffer(encode_table(pa.record_batch(columns).replace_schema_metadata(metadata)))
+    batch = pa.record_batch(columns).replace_schema_metadata(metadata)
+    return buffer(encode_table(batch, SchemaMessage.of(batch.schema)))
 
 
 def test_columns_that_nobody_knows_are_passed_over() -> None:
@@ -260,7 +262,8 @@ def _manifest(change: Callable[[dict[str, Any]], object]) -> pa.Buffer:
         batch = reader.get_batch(0)
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     change(columns)
-    return buffer(encode_table(pa.record_batch(columns)))
+    batch = pa.record_batch(columns)
+    return buffer(encode_table(batch, SchemaMessage.of(batch.schema)))
 
 
 def test_rows_in_any_order() -> None:
