@@ -1,0 +1,129 @@
+"""The live subscription: one DoExchange call that pushes bundles and takes outcomes.
+
+The descriptor is a command with a :class:`SubscribeCommand`.  The server sends each
+bundle as soon as it is durable, in bundle mode, with a
+:class:`~flight_service.protocol.get.BundleInfo` as metadata, as long as the client has
+credit.  The client sends :class:`ClientMessage` objects as metadata without data; the
+server answers them, and tells of what happens, with :class:`ServerMessage` objects, also
+without data.
+
+Credit counts bundles and bytes the client is willing to receive on top of what it has
+received.  It starts at what the command says, and falls by one and by ``nbytes`` for each
+bundle sent; messages add to it.  A bundle is sent while both are above zero, so bytes may
+be overdrawn by one bundle.
+
+Bundles sent and not yet finished are claimed for this call, without an end, as long as
+the server hears from the client within the lease: any message counts, ``ping`` is there
+for when there is nothing to say.  When the call ends, for whatever reason, they go back at
+once.  When the client is not heard of for the lease, they go back too and the server says
+``expired``; bundles of later sends are claimed anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+import pyarrow.flight as flight
+
+from flight_service.protocol.get import (
+    LEASE_MS,
+    MAX_CLAIM_BUNDLES,
+    MAX_CLAIM_BYTES,
+    MAX_TICKET,
+    ORDER,
+)
+from flight_service.protocol.message import (
+    BOOL,
+    COUNT,
+    PROJECTION,
+    REFS,
+    SLOTS,
+    STREAM,
+    SUBSCRIBER,
+    TEXT,
+    Message,
+    bad,
+    choice,
+    of,
+    text,
+    whole,
+)
+from flight_service.protocol.names import Ref
+from flight_service.protocol.put import MAX_COMMAND
+
+MAX_DELAY_MS: Final = 24 * 3_600_000
+DELAY_MS: Final = whole(0, MAX_DELAY_MS)
+
+
+class SubscribeCommand(Message):
+    """The descriptor of a DoExchange."""
+
+    body_limit: ClassVar[int] = MAX_COMMAND
+
+    stream: str = of(STREAM, doc="The stream.")
+    subscriber: str = of(SUBSCRIBER, doc="Who receives; registered if it is new.")
+    consumer: str | None = of(text(64), default=None, doc="Who of its consumers, for `status`.")
+    slots: tuple[str, ...] | None = of(SLOTS, default=None, doc="Only these slots.")
+    projection: Mapping[str, tuple[str, ...]] | None = of(
+        PROJECTION, default=None, doc="For these slots only these columns."
+    )
+    order: str = of(ORDER, default="oldest", doc="Which bundles first.")
+    credit: int = of(
+        whole(0, MAX_CLAIM_BUNDLES), default=64, doc="Bundles that may be sent at first."
+    )
+    credit_bytes: int = of(whole(0, MAX_CLAIM_BYTES), default=64 << 20, doc="Bytes, likewise.")
+    lease_ms: int | None = of(LEASE_MS, default=None, doc="Longest silence of the client.")
+
+    def descriptor(self) -> flight.FlightDescriptor:
+        """For ``do_exchange``."""
+        return flight.FlightDescriptor.for_command(self.encode())
+
+    @classmethod
+    def from_descriptor(cls, descriptor: flight.FlightDescriptor) -> SubscribeCommand:
+        """What a server was asked for."""
+        if descriptor.descriptor_type != flight.DescriptorType.CMD:
+            raise bad("DoExchange takes a command.")
+        return cls.decode(descriptor.command)
+
+
+class ClientMessage(Message):
+    """From client to server: outcomes, credit, a sign of life. All parts are optional."""
+
+    body_limit: ClassVar[int] = MAX_TICKET
+
+    ack: tuple[Ref, ...] = of(REFS, default=(), doc="Dealt with.")
+    defer: tuple[Ref, ...] = of(REFS, default=(), doc="Not now: deliver again later.")
+    reject: tuple[Ref, ...] = of(
+        REFS, default=(), doc="Can never be dealt with: dropped, on record."
+    )
+    delay_ms: int | None = of(
+        DELAY_MS, default=None, doc="When to deliver `defer` again; else backoff."
+    )
+    reason: str | None = of(TEXT, default=None, doc="Why, for `defer` and `reject`.")
+    durable: bool = of(BOOL, default=False, doc="Answer once the outcomes are on disk.")
+    credit: int = of(
+        whole(0, MAX_CLAIM_BUNDLES), default=0, doc="So many bundles more may be sent."
+    )
+    credit_bytes: int = of(whole(0, MAX_CLAIM_BYTES), default=0, doc="So many bytes more.")
+    ping: bool = of(BOOL, default=False, doc="Answer with `pong`.")
+    id: int | None = of(COUNT, default=None, doc="Comes back with the answer.")
+
+
+class ServerMessage(Message):
+    """From server to client, besides bundles."""
+
+    body_limit: ClassVar[int] = MAX_TICKET
+
+    type: str = of(
+        choice("ready", "done", "pong", "expired", "draining", "error"),
+        doc="ready: the subscription stands; done: outcomes taken; draining: no more comes.",
+    )
+    id: int | None = of(COUNT, default=None, doc="Of the message this answers.")
+    lease_ms: int | None = of(LEASE_MS, default=None, doc="ready: be heard of this often.")
+    durable: bool = of(BOOL, default=False, doc="done: the outcomes are on disk.")
+    refs: tuple[Ref, ...] = of(
+        REFS, default=(), doc="done: not taken, no longer claimed; expired: which."
+    )
+    code: str | None = of(text(64), default=None, doc="error: what was wrong with a message.")
+    reason: str | None = of(TEXT, default=None, doc="error: the same for people.")

@@ -1,0 +1,160 @@
+"""Putting: a DoPut call takes any number of bundles, and answers each with a receipt.
+
+The descriptor is a command with a :class:`PutCommand`; ``[stream, slot]`` as a path is
+short for slot mode.  In *bundle mode* each message is a wrapped bundle (see
+:mod:`~flight_service.protocol.wrapper`); in *slot mode* each batch, in the call's own
+schema, is a bundle with that one slot.  The batch's ``app_metadata`` may hold an
+:class:`Envelope`; empty means an envelope with nothing in it.
+
+Receipts come back as :class:`PutReceipts`, several in one message, in the order the
+bundles were sent, exactly one for each.  Messages are counted from 0 within the call;
+``n`` says which one a receipt is for.
+
+============  ==================================================================
+``ok``        taken; ``durability`` says how far it got when this was sent
+``dup``       its key was seen before with the same content: a success, with the
+              first bundle's ref
+``rejected``  it can never be taken as it is (``code``, ``reason``); the call goes on
+``retry``     not now (``code``, ``reason``, ``retry_after_ms``)
+============  ==================================================================
+
+After a ``retry`` for message *n* every later message is answered ``retry`` too (code
+``out_of_turn``), so that the order holds, until one comes whose envelope says
+``"resend": n``.  If that one is taken, the call goes on as before.
+
+The end of the stream is not a commit: a client that dies looks like a normal end.  Only
+receipts tell what was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+import pyarrow.flight as flight
+
+from flight_service.protocol.message import (
+    COUNT,
+    HASH,
+    REF,
+    SLOT,
+    STREAM,
+    STRINGS,
+    TEXT,
+    TIME_RANGE,
+    Message,
+    bad,
+    choice,
+    nested,
+    of,
+    text,
+    whole,
+)
+from flight_service.protocol.names import Ref, check_name
+
+MAX_COMMAND: Final = 64 << 10
+MAX_ENVELOPE: Final = 64 << 10
+MAX_KEY: Final = 4 << 10
+MAX_RECEIPTS: Final = 4_096
+"""Most receipts in one message."""
+
+OK: Final = "ok"
+DUP: Final = "dup"
+REJECTED: Final = "rejected"
+RETRY: Final = "retry"
+ACCEPTED: Final = "accepted"
+DURABLE: Final = "durable"
+
+
+class PutCommand(Message):
+    """The descriptor of a DoPut."""
+
+    body_limit: ClassVar[int] = MAX_COMMAND
+
+    stream: str = of(STREAM, doc="The stream to put into.")
+    mode: str = of(choice("bundle", "slot"), default="bundle", doc="What a message is.")
+    slot: str | None = of(SLOT, default=None, doc="Slot mode: the slot the batches are for.")
+    durability: str = of(
+        choice(ACCEPTED, DURABLE), default=DURABLE, doc="Send receipts once on disk, or at once."
+    )
+
+    def check(self) -> None:
+        if (self.mode == "slot") != (self.slot is not None):
+            raise bad("PutCommand: slot mode, and only slot mode, names a slot.")
+
+    def descriptor(self) -> flight.FlightDescriptor:
+        """For ``do_put``."""
+        return flight.FlightDescriptor.for_command(self.encode())
+
+    @classmethod
+    def from_descriptor(cls, descriptor: flight.FlightDescriptor) -> PutCommand:
+        """What a server was asked for, by command or by path."""
+        if descriptor.descriptor_type == flight.DescriptorType.CMD:
+            return cls.decode(descriptor.command)
+        path = path_of(descriptor)
+        if len(path) != 2:
+            raise bad("a path for DoPut is [stream, slot]; for bundles use a command.")
+        return cls(stream=path[0], mode="slot", slot=path[1])
+
+
+def path_of(descriptor: flight.FlightDescriptor) -> list[str]:
+    """A descriptor's path, each part a valid name: the stream, then perhaps a slot."""
+    if descriptor.descriptor_type != flight.DescriptorType.PATH:
+        raise bad("the descriptor is neither a command nor a path.")
+    parts = list(descriptor.path or [])
+    if not 1 <= len(parts) <= 2:
+        raise bad("a path is [stream] or [stream, slot].")
+    try:
+        names = [part.decode("utf-8") for part in parts]
+    except UnicodeDecodeError:
+        raise bad("the path is not UTF-8.") from None
+    return [check_name(kind, one) for kind, one in zip(("stream", "slot"), names, strict=False)]
+
+
+class Envelope(Message):
+    """``app_metadata`` of one message of a DoPut."""
+
+    body_limit: ClassVar[int] = MAX_ENVELOPE
+
+    key: str | None = of(
+        text(MAX_KEY), default=None, doc="Idempotency key: a repeat isn't kept twice."
+    )
+    hash: bytes | None = of(
+        HASH,
+        default=None,
+        doc="Content hash that a repeat must bring again; else the server's own.",
+    )
+    attributes: Mapping[str, str] | None = of(STRINGS, default=None, doc="Kept with the bundle.")
+    event_time: tuple[int, int] | None = of(
+        TIME_RANGE, default=None, doc="Lowest and highest event time in the bundle, in ns."
+    )
+    resend: int | None = of(COUNT, default=None, doc="The message this repeats after its `retry`.")
+
+
+NO_ENVELOPE: Final = Envelope()
+
+
+class PutReceipt(Message):
+    """What became of one message."""
+
+    n: int = of(COUNT, doc="Which message of this call, counted from 0.")
+    status: str = of(choice(OK, DUP, REJECTED, RETRY), doc="What became of it.")
+    ref: Ref | None = of(REF, default=None, doc="Where the bundle is (ok, dup).")
+    sequence: int | None = of(COUNT, default=None, doc="Its place in the log (ok, dup).")
+    durability: str | None = of(
+        choice(ACCEPTED, DURABLE), default=None, doc="How far it got (ok, dup)."
+    )
+    key: str | None = of(text(MAX_KEY), default=None, doc="Its key, if it had one.")
+    code: str | None = of(text(64), default=None, doc="Why not, for programs (rejected, retry).")
+    reason: str | None = of(TEXT, default=None, doc="Why not, for people (rejected, retry).")
+    retry_after_ms: int | None = of(
+        whole(0, 3_600_000), default=None, doc="When to try again (retry)."
+    )
+
+
+class PutReceipts(Message):
+    """One message on the way back of a DoPut."""
+
+    body_limit: ClassVar[int] = 4 << 20
+
+    receipts: tuple[PutReceipt, ...] = of(nested(PutReceipt, MAX_RECEIPTS), doc="In order.")

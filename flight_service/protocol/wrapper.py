@@ -1,0 +1,179 @@
+"""A bundle as one record batch: bundle mode, in both directions.
+
+Each row is a slot that is present, and its data an Arrow IPC stream with one batch:
+
+=============  ==============================================================
+``slot``       ``utf8``: the slot's name; or ``uint16``: its number in the
+               stream's slot table.  A put may use either, an answer has numbers
+               (the names are in the metadata beside it)
+``schema_fp``  ``binary``: a 32-byte fingerprint of the schema, kept as sent;
+               null or empty: the server computes its own
+``ipc``        ``large_binary``: schema, dictionaries, one record batch, end marker
+=============  ==============================================================
+
+One Flight message is one complete bundle: it is taken as a whole or not at all, and
+schemas may change from bundle to bundle without reopening the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from flight_service.protocol.errors import ServiceError
+from flight_service.protocol.names import MAX_SLOTS, check_name
+
+BY_NUMBER: Final = pa.schema(
+    [
+        pa.field("slot", pa.uint16(), nullable=False),
+        pa.field("schema_fp", pa.binary()),
+        pa.field("ipc", pa.large_binary(), nullable=False),
+    ]
+)
+BY_NAME: Final = BY_NUMBER.set(0, pa.field("slot", pa.utf8(), nullable=False))
+FINGERPRINT_BYTES: Final = 32
+
+
+class SlotStream(NamedTuple):
+    """One row of a wrapped bundle; ``ipc`` lies in the memory of the batch."""
+
+    slot: str | int
+    fingerprint: bytes | None
+    ipc: pa.Buffer
+
+
+def _bad(message: str) -> ServiceError:
+    return ServiceError("invalid_bundle", message)
+
+
+def check_schema(schema: pa.Schema) -> None:
+    """Whether a DoPut in bundle mode declares the wrapper; nullability doesn't matter."""
+    wanted = [("slot", (pa.uint16(), pa.utf8())), ("schema_fp", (pa.binary(),))]
+    wanted.append(("ipc", (pa.large_binary(), pa.binary())))
+    fits = len(schema) == len(wanted) and all(
+        field.name == name and field.type in types
+        for field, (name, types) in zip(schema, wanted, strict=True)
+    )
+    if not fits:
+        raise ServiceError(
+            "bad_request",
+            "bundle mode takes the columns slot: uint16 or utf8, schema_fp: binary,"
+            f" ipc: large_binary, not {', '.join(f'{f.name}: {f.type}' for f in schema)[:300]}.",
+        )
+
+
+def unwrap(batch: pa.RecordBatch) -> list[SlotStream]:
+    """The slots of a wrapped bundle, without copying their data.
+
+    Looks only at the wrapper; whether each stream is sound is the store's to check.
+    """
+    if batch.num_rows > MAX_SLOTS:
+        raise ServiceError(
+            "limit_exceeded",
+            f"slots in a bundle is {batch.num_rows:,}, the limit is {MAX_SLOTS}.",
+            details={"limit": "slots in a bundle", "value": batch.num_rows, "maximum": MAX_SLOTS},
+        )
+    try:
+        batch.validate(full=True)
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise _bad(f"the wrapper is not valid Arrow data: {error}") from None
+    slots, prints, streams = batch.columns
+    if slots.null_count or streams.null_count:
+        raise _bad("slot and ipc must not be null.")
+    rows = [
+        SlotStream(_slot(slot), _fingerprint(print_), stream)
+        for slot, print_, stream in zip(
+            slots.to_pylist(), prints.to_pylist(), _cells(streams), strict=True
+        )
+    ]
+    if len({row.slot for row in rows}) != len(rows):
+        raise _bad("a slot comes twice in one bundle.")
+    return rows
+
+
+def _cells(column: pa.Array) -> list[pa.Buffer]:
+    """The cells of a binary column as slices of its memory: ``as_buffer`` would copy."""
+    _, offsets, data = column.buffers()
+    if not len(column):
+        return []
+    if data is None:
+        return [pa.py_buffer(b"")] * len(column)
+    raw = memoryview(offsets).cast("B")
+    ends = raw.cast("q") if column.type == pa.large_binary() else raw.cast("i")
+    first = column.offset
+    return [
+        data.slice(ends[row], ends[row + 1] - ends[row])
+        for row in range(first, first + len(column))
+    ]
+
+
+def _slot(value: str | int) -> str | int:
+    if isinstance(value, str):
+        return check_name("slot", value)
+    if value >= MAX_SLOTS:
+        raise _bad(f"slot numbers go to {MAX_SLOTS - 1}, {value} is none.")
+    return value
+
+
+def _fingerprint(value: bytes | None) -> bytes | None:
+    if not value:
+        return None
+    if len(value) != FINGERPRINT_BYTES:
+        raise _bad(f"a schema fingerprint has {FINGERPRINT_BYTES} bytes, not {len(value):,}.")
+    return value
+
+
+def ipc_stream(batch: pa.RecordBatch) -> pa.Buffer:
+    """One batch as the IPC stream a row carries."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def wrap(slots: Mapping[str, pa.RecordBatch]) -> pa.RecordBatch:
+    """A bundle for a put, by slot names."""
+    for slot in slots:
+        check_name("slot", slot)
+    return wrap_streams(
+        pa.array(list(slots), pa.utf8()),
+        [None] * len(slots),
+        [[ipc_stream(batch)] for batch in slots.values()],
+        BY_NAME,
+    )
+
+
+def wrap_streams(
+    slots: pa.Array,
+    fingerprints: Sequence[bytes | None],
+    streams: Sequence[Sequence[bytes | pa.Buffer]],
+    schema: pa.Schema,
+) -> pa.RecordBatch:
+    """A wrapped bundle from streams in pieces, each copied once."""
+    offsets = [0]
+    for pieces in streams:
+        offsets.append(offsets[-1] + sum(_size(piece) for piece in pieces))
+    data = pa.allocate_buffer(offsets[-1])
+    with pa.FixedSizeBufferWriter(data) as sink:
+        for pieces in streams:
+            for piece in pieces:
+                sink.write(piece)
+    buffers = [None, pa.array(offsets, pa.int64()).buffers()[1], data]
+    ipc = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(streams), buffers)
+    prints = pa.array(fingerprints, pa.binary())
+    return pa.RecordBatch.from_arrays([slots, prints, ipc], schema=schema)
+
+
+def _size(piece: bytes | pa.Buffer) -> int:
+    return len(piece) if isinstance(piece, bytes) else piece.size
+
+
+def unwrap_batch(stream: SlotStream) -> pa.RecordBatch:
+    """The record batch in a row: what a reader does with an answer."""
+    try:
+        with pa.ipc.open_stream(stream.ipc) as reader:
+            return reader.read_next_batch()
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise _bad(f"slot {stream.slot} is not an Arrow IPC stream: {error}") from None
