@@ -4,6 +4,7 @@
 
     header   32 B   magic "QUIVSUB\\0" 8 · version u16 · header_size u16 · flags u16
                     · oldest_incomplete u64 · entry_count u32 · zero 6
+              8 B   under FLAG_NAMED: first 8 bytes of BLAKE3 of the subscriber's name
     entry    14 B   segment_seq u64 · bundle_count u32 · bitmap_words u16
                     then bitmap_words * u64: bit i is set when bundle i is done
                     then, under FLAG_DROPPED, as many words again: done, but dropped
@@ -13,6 +14,9 @@ What a file doesn't list has a meaning too: segments below ``oldest_incomplete``
 finished, segments from there on are untouched.  An entry always wins over that rule: the
 Rust crate lists every segment it tracks, and writes ``oldest_incomplete = 0`` when
 nothing is left to do.
+
+The name's hash tells two subscribers' files apart: swapped or copied, each would speak for
+the wrong one, with a good checksum.
 
 The checksum is written as CRC-32C and read as that or as CRC-32/IEEE, which the Rust
 crate writes.  It is checked before anything else but the magic is believed, so a damaged
@@ -27,6 +31,8 @@ from struct import Struct
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+import blake3
+
 from quiver.errors import LimitExceeded, ProgressCorrupt, UnsupportedVersion
 from quiver.format.crc import crc32, crc32c
 from quiver.ids import MAX_BUNDLES_PER_SEGMENT
@@ -34,6 +40,7 @@ from quiver.ids import MAX_BUNDLES_PER_SEGMENT
 MAGIC: Final = b"QUIVSUB\0"
 VERSION: Final = 1
 FLAG_DROPPED: Final = 0x0001
+FLAG_NAMED: Final = 0x0002
 MAX_BITMAP_WORDS: Final = MAX_BUNDLES_PER_SEGMENT // 64
 MAX_ENTRIES: Final = 1_000_000
 
@@ -41,6 +48,7 @@ _HEADER: Final = Struct("<8sHHHQI6x")
 _ENTRY: Final = Struct("<QIH")
 _CHECKSUM: Final = Struct("<I")
 _WORD: Final = 8
+_OWNER_SIZE: Final = 8
 
 if (_HEADER.size, _ENTRY.size) != (32, 14):
     raise AssertionError("the layouts above are what the format page says")
@@ -62,11 +70,13 @@ class Progress:
     """The contents of a progress file.
 
     ``unknown_flags`` are bits set by a newer writer: worth a warning, no reason to refuse.
+    ``named`` says that the file names its subscriber, as ours do and the Rust crate's don't.
     """
 
     oldest_incomplete: int = 0
     entries: Mapping[int, SegmentProgress] = field(default_factory=lambda: MappingProxyType({}))
     unknown_flags: int = 0
+    named: bool = field(default=False, compare=False)
 
     @property
     def first_unused_segment(self) -> int:
@@ -77,20 +87,25 @@ class Progress:
         return max(self.oldest_incomplete, max(self.entries, default=-1) + 1)
 
 
-def encode_progress(progress: Progress) -> bytes:
-    """A progress file's bytes: the same value always gives the same bytes."""
+def encode_progress(progress: Progress, subscriber: str | None = None) -> bytes:
+    """A progress file's bytes: the same value always gives the same bytes.
+
+    Without a ``subscriber`` the file could be anyone's, like those of the Rust crate.
+    """
     if len(progress.entries) > MAX_ENTRIES:
         raise LimitExceeded("segments in a progress file", len(progress.entries), MAX_ENTRIES)
     with_drops = any(entry.dropped for entry in progress.entries.values())
+    owner = b"" if subscriber is None else _owner(subscriber)
     parts = [
         _HEADER.pack(
             MAGIC,
             VERSION,
-            _HEADER.size,
-            FLAG_DROPPED if with_drops else 0,
+            _HEADER.size + len(owner),
+            FLAG_DROPPED * with_drops | FLAG_NAMED * bool(owner),
             progress.oldest_incomplete,
             len(progress.entries),
-        )
+        ),
+        owner,
     ]
     for segment_seq in sorted(progress.entries):
         entry = progress.entries[segment_seq]
@@ -103,6 +118,10 @@ def encode_progress(progress: Progress) -> bytes:
     return body + _CHECKSUM.pack(crc32c(body))
 
 
+def _owner(subscriber: str) -> bytes:
+    return blake3.blake3(subscriber.encode()).digest(_OWNER_SIZE)
+
+
 def _words_for(entry: SegmentProgress) -> int:
     if entry.bundle_count > MAX_BUNDLES_PER_SEGMENT:
         raise LimitExceeded("bundles in a segment", entry.bundle_count, MAX_BUNDLES_PER_SEGMENT)
@@ -111,19 +130,22 @@ def _words_for(entry: SegmentProgress) -> int:
     return -(-entry.bundle_count // 64)
 
 
-def decode_progress(data: bytes, *, file: str = "") -> Progress:
+def decode_progress(data: bytes, *, file: str = "", subscriber: str | None = None) -> Progress:
     """Read a progress file; ``file`` is its name, for the error.
+
+    With a ``subscriber``, a file that says it is another's is damage.
 
     Raises ``ProgressCorrupt`` for anything that no writer could have written, and
     ``UnsupportedVersion`` for a sound file of another version.
     """
-    return _Decoder(data, file).decode()
+    return _Decoder(data, file, subscriber).decode()
 
 
 class _Decoder:
-    def __init__(self, data: bytes, file: str) -> None:
+    def __init__(self, data: bytes, file: str, subscriber: str | None) -> None:
         self._data = data
         self._file = file
+        self._subscriber = subscriber
         self._end = len(data) - _CHECKSUM.size
 
     def decode(self) -> Progress:
@@ -140,8 +162,19 @@ class _Decoder:
             raise self._corrupt(f"a header of {header_size} bytes can't be", offset=10)
         if count > MAX_ENTRIES:
             raise self._corrupt(f"{count:,} segments are listed, more than {MAX_ENTRIES:,}", 22)
+        named = bool(flags & FLAG_NAMED)
+        if named:
+            self._check_owner(header_size)
         entries = self._entries(header_size, count, bitmaps=2 if flags & FLAG_DROPPED else 1)
-        return Progress(oldest, MappingProxyType(entries), flags & ~FLAG_DROPPED)
+        unknown = flags & ~(FLAG_DROPPED | FLAG_NAMED)
+        return Progress(oldest, MappingProxyType(entries), unknown, named)
+
+    def _check_owner(self, header_size: int) -> None:
+        owner = self._data[_HEADER.size : _HEADER.size + _OWNER_SIZE]
+        if header_size < _HEADER.size + _OWNER_SIZE:
+            raise self._corrupt(f"a header of {header_size} bytes can't hold a name", offset=10)
+        if self._subscriber is not None and owner != _owner(self._subscriber):
+            raise self._corrupt("it belongs to another subscriber", _HEADER.size)
 
     def _check_whole(self) -> None:
         if self._end < _HEADER.size:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from quiver.errors import SegmentInvalidIpc
+from quiver.errors import SegmentDamage, SegmentInvalidIpc
 from quiver.format.segment import Footer, StreamEntry, Summary
 
 SEGMENTS: Final = "segments"
@@ -88,4 +88,6 @@ class SegmentInfo:
             raise SegmentInvalidIpc(
                 f"the summary counts {summary.bundles} bundles, the footer {footer.bundle_count}."
             )
+        elif summary.segment not in (None, seq):
+            raise SegmentDamage(f"by its own account the file is segment {summary.segment}.")
         return cls.of(seq, file_bytes, summary)

@@ -108,7 +108,7 @@ def lay_out(segment: OpenSegment, slot_names: Mapping[int, str]) -> Layout:
             )
         )
         pieces.add_file(file)
-    summary = _summarize([bundle.meta for bundle in segment.bundles])
+    summary = _summarize(segment.seq, [bundle.meta for bundle in segment.bundles])
     directory = encode_directory(entries, summary)
     manifest = encode_manifest([(bundle.refs, bundle.meta) for bundle in segment.bundles])
     footer = Footer(
@@ -135,7 +135,7 @@ def _stream_file(stream: Stream) -> IpcFile:
     return builder.finish()
 
 
-def _summarize(metas: Sequence[BundleMeta]) -> Summary:
+def _summarize(seq: int, metas: Sequence[BundleMeta]) -> Summary:
     sequences = [meta.sequence for meta in metas if meta.sequence is not None]
     times = [meta.ingestion_ts_ns for meta in metas if meta.ingestion_ts_ns is not None]
     return Summary(
@@ -146,6 +146,7 @@ def _summarize(metas: Sequence[BundleMeta]) -> Summary:
         last_sequence=max(sequences, default=None),
         first_ts=min(times, default=None),
         last_ts=max(times, default=None),
+        segment=seq,
     )
 
 

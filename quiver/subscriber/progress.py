@@ -68,7 +68,7 @@ def scan_progress(
 def _read(disk: Disk, name: str) -> Progress | ProgressCorrupt | UnsupportedVersion:
     file = progress_file(name)
     try:
-        return decode_progress(disk.read(file), file=file)
+        return decode_progress(disk.read(file), file=file, subscriber=name)
     except FileNotFoundError:
         return progress_corrupt(file, "it is missing, but its subscriber is known")
     except (ProgressCorrupt, UnsupportedVersion) as problem:
@@ -149,7 +149,7 @@ def set_aside(disk: Disk, name: str) -> str | None:
 
 def keep_progress(disk: Disk, name: str, progress: Progress) -> None:
     """Make this the subscriber's durable progress."""
-    disk.replace(progress_file(name), encode_progress(progress))
+    disk.replace(progress_file(name), encode_progress(progress, name))
 
 
 def remove_progress(disk: Disk, name: str) -> None:

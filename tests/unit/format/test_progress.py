@@ -64,6 +64,33 @@ def test_golden(name: str) -> None:
     assert decode_progress(data) == VALUES[name]
 
 
+def test_golden_with_a_name() -> None:
+    """The hash of a name is part of the format: it must never come out otherwise."""
+    data = (GOLDEN / "v1-named.sub").read_bytes()
+    assert encode_progress(VALUES["v1-dropped"], "loader") == data
+    found = decode_progress(data, subscriber="loader")
+    assert found == VALUES["v1-dropped"]
+    assert found.named
+    assert not found.unknown_flags
+
+
+def test_the_file_of_another_is_damage() -> None:
+    """Swapped or copied, a file would speak for the wrong subscriber: its name says no."""
+    data = encode_progress(VALUES["v1-acked"], "loader")
+    with pytest.raises(ProgressCorrupt, match="another subscriber") as caught:
+        decode_progress(data, file="quiver.sub.archive", subscriber="archive")
+    assert caught.value.details["file"] == "quiver.sub.archive"
+    assert decode_progress(data) == VALUES["v1-acked"]
+
+
+def test_files_without_a_name_are_anyones() -> None:
+    """The Rust crate writes no name: its files are read for whoever they are called after."""
+    data = encode_progress(VALUES["v1-acked"])
+    found = decode_progress(data, subscriber="archive")
+    assert found == VALUES["v1-acked"]
+    assert not found.named
+
+
 def test_layout_by_hand() -> None:
     """The layout spelled out with struct: the golden files are not just what we happen to do."""
     assert encode_progress(VALUES["v1-acked"]) == _header(7, count=2, flags=0) + b"".join(
@@ -173,7 +200,7 @@ def test_larger_header_is_skipped() -> None:
 
 def test_unknown_flags_are_told() -> None:
     """Flags nobody knows yet don't stop the reader, and can be warned about."""
-    assert decode_progress(build(flags=0x8002)).unknown_flags == 0x8002
+    assert decode_progress(build(flags=0x8004)).unknown_flags == 0x8004
     assert decode_progress(build(flags=FLAG_DROPPED)).unknown_flags == 0
 
 
@@ -192,6 +219,7 @@ def test_other_version_is_not_damage() -> None:
         (build(magic=b"QUIVSUB1"), "start like"),
         (build(header_size=31), "header of 31"),
         (build(header_size=33), "header of 33"),
+        (build(flags=2), "can't hold a name"),
         (build(count=1), "cut short"),
         (build(count=MAX_ENTRIES + 1), "segments are listed"),
         (build(entry(1, 1, 1), count=0), "follow the last"),

@@ -140,7 +140,7 @@ def test_kept_progress_is_durable() -> None:
     durability = raw.durability()
     assert not durability.pending_entries
     inode = durability.entries["quiver.sub.a"]
-    assert durability.contents[inode] == encode_progress(GOOD)
+    assert durability.contents[inode] == encode_progress(GOOD, "a")
 
 
 def test_removed_progress_is_durable() -> None:
