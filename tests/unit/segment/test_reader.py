@@ -263,6 +263,14 @@ def test_a_newer_version_is_not_damage_to_be_put_aside() -> None:
     assert not issubclass(UnsupportedVersion, SegmentDamage)
 
 
+def test_a_file_under_another_segments_name() -> None:
+    """Copied or renamed by hand: its bundles would be taken for others."""
+    disk = memory_disk({segment_path(8): SMALL})
+    for look in (load_info, SegmentReader.open):
+        with pytest.raises(SegmentDamage, match="segment 7"):
+            look(disk, 8)
+
+
 def test_a_file_that_is_not_there() -> None:
     """Not damage either: the caller knows best what it means."""
     with pytest.raises(FileNotFoundError):
