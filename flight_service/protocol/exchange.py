@@ -17,6 +17,10 @@ the server hears from the client within the lease: any message counts, ``ping`` 
 for when there is nothing to say.  When the call ends, for whatever reason, they go back at
 once.  When the client is not heard of for the lease, they go back too and the server says
 ``expired``; bundles of later sends are claimed anew.
+
+A client that wants what there is and then leaves asks with ``ping``: a ``pong`` with
+``idle`` says that nothing more could be handed out when it was sent (bundles that wait
+for a retry, or that others hold, are not waited for).
 """
 
 from __future__ import annotations
@@ -124,6 +128,11 @@ class ServerMessage(Message):
     durable: bool = of(BOOL, default=False, doc="done: the outcomes are on disk.")
     refs: tuple[Ref, ...] = of(
         REFS, default=(), doc="done: not taken, no longer claimed; expired: which."
+    )
+    idle: bool = of(
+        BOOL,
+        default=False,
+        doc="pong: every bundle that could be handed out was sent before this message.",
     )
     code: str | None = of(text(64), default=None, doc="error: what was wrong with a message.")
     reason: str | None = of(TEXT, default=None, doc="error: the same for people.")
