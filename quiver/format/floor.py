@@ -4,21 +4,23 @@ Little-endian, replaced as a whole::
 
     0   magic         8   b"QUIVER\\0N"
     8   version       u16 1
-    10  size          u16 36: up to the ranges
+    10  size          u16 44: up to the ranges
     12  flags         u16 bit 0: a log was begun, so one must be found;
                           bit 1: a checkpoint was written, so it must be found
     14  zero          u16
     16  next_segment  u64 no segment at or above it was ever begun
     24  replay_floor  u64 segments below it were sealed once: the log never rebuilds them
-    32  gone_count    u32
-    36  gone          gone_count of (first u64, end u64): numbers below replay_floor without
+    32  log_first     u64 no log file with entries from this sequence on was ever let go
+    40  gone_count    u32
+    44  gone          gone_count of (first u64, end u64): numbers below replay_floor without
                       a file, deleted or never used; ascending, apart, half open
     -4  crc32         u32 over all bytes before it
 
 A store whose segments are all finished and deleted has nothing else left that knows these
 numbers; giving one out again would make new data look acknowledged.  And since a number
 below the floor is either gone or has a file, a file that vanished is noticed, with or
-without a subscriber that misses it.
+without a subscriber that misses it.  ``log_first`` does the same for the log's oldest file:
+the sequence it should begin with, or an earlier one.
 """
 
 from __future__ import annotations
@@ -36,10 +38,10 @@ MAGIC: Final = b"QUIVER\0N"
 VERSION: Final = 1
 MAX_RANGES: Final = 1 << 20
 
-_BODY = struct.Struct("<8sHHHHQQI")
+_BODY = struct.Struct("<8sHHHHQQQI")
 _RANGE = struct.Struct("<QQ")
 _CRC = struct.Struct("<I")
-assert _BODY.size == 36
+assert _BODY.size == 44
 
 _HAS_LOG: Final = 1
 _HAS_STATE: Final = 2
@@ -49,13 +51,14 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Both numbers only ever rise."""
+    """Its numbers only ever rise."""
 
     next_segment: int = 0
     replay_floor: int = 0
     gone: Ranges = ()
     has_log: bool = False
     has_state: bool = False
+    log_first: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.replay_floor <= self.next_segment < 1 << 64:
@@ -102,6 +105,7 @@ def encode_floor(floor: Floor) -> bytes:
         0,
         floor.next_segment,
         floor.replay_floor,
+        floor.log_first,
         len(floor.gone),
     ) + b"".join(_RANGE.pack(*pair) for pair in floor.gone)
     return body + _CRC.pack(crc32(body))
@@ -113,7 +117,7 @@ def decode_floor(data: bytes) -> Floor:
         raise _damaged("it does not begin as one does")
     if crc32(memoryview(data)[: -_CRC.size]) != _CRC.unpack_from(data, len(data) - _CRC.size)[0]:
         raise _damaged("its checksum disagrees")
-    _, version, size, flags, _, next_segment, replay_floor, count = _BODY.unpack_from(data)
+    _, version, size, flags, _, following, replay_floor, log_first, count = _BODY.unpack_from(data)
     if version != VERSION:
         raise UnsupportedVersion(
             f"the segment floor has format version {version}, this is version {VERSION}.",
@@ -123,9 +127,16 @@ def decode_floor(data: bytes) -> Floor:
     if count > MAX_RANGES or size < _BODY.size or size + count * _RANGE.size + 4 != len(data):
         raise _damaged("its lengths disagree")
     gone = tuple(_RANGE.iter_unpack(data[size : size + count * _RANGE.size]))
-    if replay_floor > next_segment or not _ascending(gone, replay_floor):
+    if replay_floor > following or not _ascending(gone, replay_floor):
         raise _damaged("it contradicts itself")
-    return Floor(next_segment, replay_floor, gone, bool(flags & _HAS_LOG), bool(flags & _HAS_STATE))
+    return Floor(
+        following,
+        replay_floor,
+        gone,
+        has_log=bool(flags & _HAS_LOG),
+        has_state=bool(flags & _HAS_STATE),
+        log_first=log_first,
+    )
 
 
 def _ascending(ranges: Ranges, floor: int) -> bool:

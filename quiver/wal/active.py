@@ -43,6 +43,7 @@ class _Held:
     path: str
     size: int
     position: int
+    first: int
     last_segment: int
     recyclable: bool
 
@@ -56,6 +57,7 @@ class _Active:
     good: int
     size: int
     position: int
+    first: int
     last_segment: int
     created: float
 
@@ -82,6 +84,7 @@ class LogFiles:
                 file.path,
                 disk.stat_size(file.path) or 0,
                 file.header.position_start,
+                file.header.first_sequence or 0,
                 file.last_segment,
                 recyclable=not file.header.foreign,
             )
@@ -226,6 +229,7 @@ class LogFiles:
                 good=HEADER_SIZE,
                 size=max(size, old_size),
                 position=position,
+                first=group.first,
                 last_segment=group.last_segment,
                 created=self._clock.monotonic(),
             )
@@ -300,7 +304,14 @@ class LogFiles:
         active = self._active
         if active is not None:
             self._held.append(
-                _Held(path, active.size, active.position, active.last_segment, recyclable=True)
+                _Held(
+                    path,
+                    active.size,
+                    active.position,
+                    active.first,
+                    active.last_segment,
+                    recyclable=True,
+                )
             )
             self._held_bytes += active.size
             with contextlib.suppress(IoFault):  # all of it is synced: nothing hangs on this
@@ -318,13 +329,23 @@ class LogFiles:
         others = len(self._held) - (self._active is None)
         return others > 0 and self._held[0].last_segment <= sealed_through
 
-    def retire_oldest(self, sealed_through: int) -> int | None:
+    def first_kept(self, sealed_through: int) -> int | None:
+        """The sequence the log begins with once all files up to a segment are let go.
+
+        ``names`` is held; ``None`` if there is no file.
+        """
+        for held in self._held:
+            if held.last_segment > sealed_through or held.path == ACTIVE:
+                return held.first
+        return None if self._active is None else self._active.first
+
+    def retire_oldest(self, sealed_through: int, keep_from: int) -> int | None:
         """Let the oldest file go if it holds nothing above a segment; its size.
 
-        ``names`` is held.  The newest file always stays: it alone says which sequence
-        comes next.
+        ``names`` is held.  Files from sequence ``keep_from`` on stay.  So does the newest
+        one: it alone says which sequence comes next.
         """
-        if not self.is_retirable(sealed_through):
+        if not self.is_retirable(sealed_through) or self._held[0].first >= keep_from:
             return None
         oldest = self._held[0]
         if oldest.recyclable and self._recycle and self._spare is None:

@@ -296,14 +296,23 @@ class WalWriter:
         with self._files.names:
             return self._files.is_retirable(sealed_through)
 
-    def retire(self, sealed_through: int) -> int:
+    def first_kept(self, sealed_through: int = -1) -> int:
+        """The sequence the log will begin with after :meth:`retire`."""
+        with self._files.names:
+            first = self._files.first_kept(sealed_through)
+        return self.next_sequence if first is None else first
+
+    def retire(self, sealed_through: int, keep_from: int | None = None) -> int:
         """Let files go whose bundles are all in segments up to this one; how many.
 
-        Those segments must be durable under their final names.
+        Those segments must be durable under their final names.  ``keep_from`` is what
+        :meth:`first_kept` said: nothing goes that came to be retirable since.
         """
+        if keep_from is None:
+            keep_from = self.first_kept(sealed_through)
         gone = 0
         with self._files.names:
-            while (size := self._files.retire_oldest(sealed_through)) is not None:
+            while (size := self._files.retire_oldest(sealed_through, keep_from)) is not None:
                 with self._lock:
                     self._plan.release(size)
                 gone += 1

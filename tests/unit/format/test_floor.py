@@ -13,7 +13,7 @@ from quiver.format.crc import crc32
 from quiver.format.floor import Floor, decode_floor, encode_floor, gone_below
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "wal" / "floor.bin"
-FLOOR = Floor(41, 39, ((0, 7), (9, 30)), has_log=True, has_state=True)
+FLOOR = Floor(41, 39, ((0, 7), (9, 30)), has_log=True, has_state=True, log_first=1234)
 
 
 def test_golden() -> None:
@@ -26,7 +26,7 @@ def test_golden() -> None:
 def test_round_trip(floor: int, more: int, live: frozenset[int], flag: bool) -> None:
     """Any floor comes back as it was; what is neither gone nor live is missing."""
     gone = gone_below(floor, live)
-    value = Floor(floor + more, floor, gone, has_log=flag, has_state=not flag)
+    value = Floor(floor + more, floor, gone, has_log=flag, has_state=not flag, log_first=more)
     assert decode_floor(encode_floor(value)) == value
     below = {seq for seq in live if seq < floor}
     assert {seq for seq in range(floor) if not value.is_gone(seq)} == below

@@ -181,3 +181,19 @@ def test_a_seal_in_a_prepared_file_gets_its_name() -> None:
         assert ACTIVE in disk.image()
         assert again.put(b"more").durable
     assert seen
+
+
+def test_the_first_sequence_kept_is_known_before_anything_goes() -> None:
+    """What is written down as the log's new beginning is what it then begins with."""
+    log = Log(config=small(recycle=False))
+    assert log.writer.first_kept() == 0
+    for segment in range(6):
+        log.put(bytes(600), segment)
+    for through in (-1, 1, 3):
+        kept = log.writer.first_kept(through)
+        log.writer.retire(through, kept)
+        assert read(image(log)).files[0].header.first_sequence == kept == through + 1
+    kept = log.writer.first_kept(4)
+    log.put(bytes(600), 4)
+    assert log.writer.retire(99, kept) == 1
+    assert read(image(log)).files[0].header.first_sequence == kept
