@@ -130,3 +130,24 @@ def test_plan_starts_files_at_the_target() -> None:
     assert plan.total == 1000
     assert plan.add(1)
     assert (plan.files, plan.total) == (2, 1000 - 64 + EMPTY_FILE + 1)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_plan_refuses_exactly_what_would_pass_a_cap(seed: int) -> None:
+    """What fits is what, once added, is still within both caps; not a byte's difference."""
+    pick = random.Random(seed)
+    limits = {"target": 1000, "max_size": pick.randint(1500, 4000), "max_files": 4}
+    plan, fitted = Plan(**limits), set()
+    for _ in range(300):
+        nbytes = pick.randint(1, 1200)
+        trial = Plan(**limits)
+        trial.reset(files=plan.files, total=plan.total, end=plan.end)
+        trial.add(nbytes)
+        fits = trial.total <= trial.max_size and trial.files <= trial.max_files
+        assert plan.fits(nbytes) is fits
+        fitted.add(fits)
+        if fits:
+            plan.add(nbytes)
+        elif plan.files > 1:
+            plan.release(min(900, plan.total // plan.files))
+    assert fitted == {True, False}

@@ -163,3 +163,20 @@ def test_the_terminator_is_overwritten_by_the_next_group() -> None:
     data = image(log)[ACTIVE]
     assert data.endswith(TERMINATOR)
     assert data.count(TERMINATOR) == 1
+
+
+def test_an_old_entry_where_the_next_should_be() -> None:
+    """Without a terminator between them, an older sequence is the end all the same."""
+    log = Log(config=small(rotation_target=1 << 20))
+    for n in range(3):
+        log.put(b"%d" % n)
+    data = image(log)[ACTIVE]
+    entries = list(read({ACTIVE: data}).entries())
+    size = entries[1].offset - entries[0].offset
+    end = read({ACTIVE: data}).files[-1].end
+    for old in (0, 1, 2):
+        start = entries[old].offset
+        contents = read({ACTIVE: data[:end] + data[start : start + size]})
+        assert contents.torn is None
+        assert contents.next_sequence == 3
+        assert contents.files[-1].end == end

@@ -171,6 +171,20 @@ def test_a_hole_at_the_beginning_of_an_entry() -> None:
         read(files | {ACTIVE: data[:at] + bytes(64) + data[at + 64 :]})
 
 
+def test_salvage_goes_on_behind_a_hole() -> None:
+    """A hole in the middle of a rotated file costs the entries in it, not those behind."""
+    log = Log(config=small(rotation_target=2000))
+    for n in range(30):
+        log.put(bytes([n + 1]) * 150)
+    files = image(log)
+    entry = list(read(files).entries())[3]
+    data = files[entry.path]
+    hole = data[: entry.offset] + bytes(100) + data[entry.offset + 100 :]
+    contents = read(files | {entry.path: hole}, salvage=True)
+    assert sorted(payloads(contents)) == [n for n in range(30) if n != 3]
+    assert [(d.sequence, d.until) for d in contents.damage] == [(3, 4)]
+
+
 def test_salvage_goes_on_behind_damage() -> None:
     """Asked to salvage, reading lists the damage and gives all that is sound."""
     files = several_files()
