@@ -16,36 +16,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from quiver.ids import BundleRef
-from quiver.wal.contents import LogContents, LogEntry
+from quiver.wal.contents import LogContents
 
 MAX_PLANNED_BUNDLES: Final = 65_536
 MAX_PLANNED_BYTES: Final = 32 << 20
 """Where a planned segment ends. Part of the pure function: never to be configured."""
 
 
+class Positioned(Protocol):
+    """A log entry, or a place where one can be read again."""
+
+    @property
+    def position(self) -> int: ...
+
+    @property
+    def end_position(self) -> int: ...
+
+
+E = TypeVar("E", bound=Positioned)
+
+
 @dataclass(frozen=True, slots=True)
-class ForeignPlan:
+class ForeignPlan(Generic[E]):
     """What of a foreign log is to be taken, and whether doubles must be expected."""
 
-    entries: tuple[LogEntry, ...]
+    entries: tuple[E, ...]
     doubtful: str | None
     """Why the cursor can't be trusted; ``None`` if it can."""
+    in_segments: tuple[E, ...] = ()
+    """The entries before a cursor that can be trusted."""
 
 
 def plan_entries(
-    log: LogContents, entries: Sequence[LogEntry], cursor: int | None, *, segments: bool
-) -> ForeignPlan:
+    log: LogContents, entries: Sequence[E], cursor: int | None, *, segments: bool
+) -> ForeignPlan[E]:
     """The entries that no segment holds yet; ``segments``: whether there ever was one."""
-    doubt = _doubt(log, cursor, segments)
+    doubt = _doubt(log, entries, cursor, segments)
     if doubt is not None or cursor is None:
         return ForeignPlan(tuple(entries), doubt)
-    return ForeignPlan(tuple(e for e in entries if e.end_position > cursor), None)
+    return ForeignPlan(
+        tuple(e for e in entries if e.end_position > cursor),
+        None,
+        tuple(e for e in entries if e.end_position <= cursor),
+    )
 
 
-def _doubt(log: LogContents, cursor: int | None, segments: bool) -> str | None:
+def _doubt(
+    log: LogContents, entries: Sequence[E], cursor: int | None, segments: bool
+) -> str | None:
     foreign = [file for file in log.files if file.header.foreign]
     if not foreign:
         return None
@@ -58,6 +79,12 @@ def _doubt(log: LogContents, cursor: int | None, segments: bool) -> str | None:
         return "the cursor lies before the oldest log file"
     if cursor > foreign[-1].position_end:
         return "the cursor lies behind the end of the log"
+    boundaries = {file.header.position_start for file in foreign}
+    if cursor not in boundaries and not any(
+        cursor in (entry.position, entry.end_position) for entry in entries
+    ):
+        # It counts from somewhere else: how many entries it covers can't be told.
+        return "the cursor points into the middle of an entry"
     return None
 
 

@@ -117,15 +117,19 @@ class Survey:
     sealed: SealedSegments
     log: LogContents
     replay: Replay
-    foreign: ForeignPlan
+    foreign: ForeignPlan[LogEntry]
 
 
 def first_free_segment(found: Survey, live: Iterable[int]) -> int:
     """A number above every one ever given out, as far as anything here remembers it."""
-    basics = found.basics
-    progress = [p for p in basics.progress.values() if isinstance(p, Progress)]
     used = [*live, *found.sealed.damaged, *found.replay.headless]
     used += [segment.seq for segment in found.replay.segments]
+    return first_free(found.basics, used)
+
+
+def first_free(basics: Basics, used: Iterable[int]) -> int:
+    """A number above the ``used`` ones, and above all that the small files know of."""
+    progress = [p for p in basics.progress.values() if isinstance(p, Progress)]
     return max(
         [
             basics.known_floor.next_segment,

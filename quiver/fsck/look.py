@@ -1,0 +1,170 @@
+"""One look at a directory: everything read, nothing changed, nothing refused.
+
+The store may be written to meanwhile.  So the order is progress, log, segments, in which
+a bundle can only move towards what is read later, and the whole look is taken again if
+files came or went during it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from quiver.disk.disk import Disk
+from quiver.errors import Busy, Damage, NotFound, QuiverError
+from quiver.format.floor import FLOOR_PATH
+from quiver.format.progress import Progress
+from quiver.fsck.index import LogIndex
+from quiver.segment.catalog import Catalog
+from quiver.segment.info import SEGMENTS, SegmentInfo, parse_name
+from quiver.segment.reader import SegmentReader
+from quiver.subscriber.progress import FILE_PREFIX
+from quiver.survey import Basics, look_at_basics
+from quiver.wal.contents import LogContents, LogEntry
+from quiver.wal.files import log_names
+from quiver.wal.reader import read_log
+
+MAX_LOOKS: Final = 20
+"""A store that changes faster than it can be read this many times is too busy."""
+
+Watch = Callable[[str, int], None]
+"""Called with a file's path and how many of its bytes were just read."""
+
+
+class Segments:
+    """The segment files, each checked once, every byte, when somebody asks."""
+
+    def __init__(self, disk: Disk, watch: Watch | None = None) -> None:
+        self._disk = disk
+        self._watch = watch
+        self.infos: dict[int, SegmentInfo] = {}
+        self.damaged: dict[int, QuiverError] = {}
+        self.deleted: set[int] = set()
+        self._checked: set[int] = set()
+
+    def listed(self, catalog: Catalog, damaged: dict[int, Damage]) -> None:
+        """Take over what a scan of the files' ends found."""
+        self.infos = {info.seq: info for info in catalog.infos}
+        self.damaged = dict(damaged)
+
+    @property
+    def numbers(self) -> list[int]:
+        """All numbers with a file, sound or not."""
+        return sorted(self.infos.keys() | self.damaged.keys())
+
+    def sound(self, seq: int) -> SegmentReader | None:
+        """A reader, if there is a file and every byte of it is as written."""
+        if seq in self.damaged or seq not in self.infos:
+            return None
+        try:
+            # Not mapped: a failing disk must end in an error, not in a signal.
+            reader = SegmentReader.open(
+                self._disk, seq, mode="pread", verify=seq not in self._checked
+            )
+        except FileNotFoundError:
+            del self.infos[seq]  # finished and deleted since the look
+            self.deleted.add(seq)
+            return None
+        except QuiverError as error:
+            self.damaged[seq] = error
+            return None
+        if seq not in self._checked and self._watch is not None:
+            self._watch(reader.path, reader.info.file_bytes)
+        self._checked.add(seq)
+        return reader
+
+    def count_of(self, seq: int) -> int | None:
+        """How many bundles a damaged file says it has, if it can still be asked."""
+        try:
+            return len(SegmentReader.open(self._disk, seq, mode="pread", verify=False))
+        except (FileNotFoundError, QuiverError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Everything found."""
+
+    disk: Disk
+    basics: Basics
+    log: LogContents
+    index: LogIndex
+    segments: Segments
+
+    @property
+    def progress(self) -> dict[str, Progress]:
+        """The subscribers whose files can be read."""
+        return {n: p for n, p in self.basics.progress.items() if isinstance(p, Progress)}
+
+    @property
+    def subscribers(self) -> list[str]:
+        """All known subscribers."""
+        return sorted(self.basics.progress)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the log, or else the segments, are the Rust crate's."""
+        return self.log.foreign or (not self.log.files and self.basics.floor is None)
+
+
+def look(disk: Disk, *, watch: Watch | None = None) -> Look:
+    """Look at everything, again if it changed meanwhile."""
+    if not holds_a_store(disk):
+        raise NotFound(
+            "there is no store here: neither a log nor a segment nor a checkpoint.",
+            advice="Name the directory that holds wal/ and segments/.",
+        )
+    for _ in range(MAX_LOOKS):
+        before = _stamp(disk)
+        try:
+            found = _look_once(disk, watch)
+        except FileNotFoundError:
+            continue
+        if _stamp(disk) == before:
+            return found
+    raise Busy(
+        "the store changes faster than it can be read.",
+        advice="Stop its writer, or try again when it is less busy.",
+    )
+
+
+def holds_a_store(disk: Disk) -> bool:
+    """Whether anything in a directory is a store's."""
+    top = disk.listdir("")
+    return (
+        bool(log_names(disk))
+        or any(parse_name(name) is not None for name in disk.listdir(SEGMENTS))
+        or disk.stat_size(FLOOR_PATH) is not None
+        or "quiver.state" in top
+        or any(name.startswith(FILE_PREFIX) for name in top)
+    )
+
+
+def _look_once(disk: Disk, watch: Watch | None) -> Look:
+    index = LogIndex(disk)
+    seen: dict[str, int] = {}
+
+    def visit(entry: LogEntry) -> None:
+        index(entry)
+        if watch is not None:
+            end = entry.offset + len(entry.body)
+            watch(entry.path, end - seen.get(entry.path, 0))
+            seen[entry.path] = end
+
+    catalog = Catalog(disk, "pread")
+    early = look_at_basics(disk, catalog, clean=False)
+    log = read_log(disk, layout_hash=None, visit=visit, salvage=True)
+    segments = Segments(disk, watch)
+    segments.listed(catalog, catalog.scan(clean=False))
+    return Look(disk, early, log, index, segments)
+
+
+def _stamp(disk: Disk) -> object:
+    """Changes when a file comes or goes: what a look must not straddle."""
+    try:
+        floor = disk.read(FLOOR_PATH)
+    except FileNotFoundError:
+        floor = b""
+    segments = [name for name in disk.listdir(SEGMENTS) if parse_name(name) is not None]
+    return floor, segments, log_names(disk)
