@@ -21,18 +21,20 @@ from quiver.background import Background
 from quiver.budget import DiskBudget
 from quiver.clock import Clock, ManualClock, SystemClock
 from quiver.config import Config
-from quiver.delivery import Lag
 from quiver.engine import Store
 from quiver.errors import Backpressure, QuiverError, Reason
 from quiver.format.record import BundleMeta
 from quiver.ids import BundleRef
+from quiver.lag import Lag
+from quiver.memory import MemoryBudget
 from quiver.opening import open
 from quiver.otap import OTAP_SLOTS
 from quiver.receipt import Receipt
+from quiver.status import StoreStatus
 from quiver.subscriber.handle import ClaimedBundle
 from quiver.subscriber.state import Outcome
 from quiver.subscription import Subscription
-from quiver.upkeep import Maintenance
+from quiver.sweeping import Maintenance
 
 __all__ = [
     "OTAP_SLOTS",
@@ -47,11 +49,13 @@ __all__ = [
     "Lag",
     "Maintenance",
     "ManualClock",
+    "MemoryBudget",
     "Outcome",
     "QuiverError",
     "Reason",
     "Receipt",
     "Store",
+    "StoreStatus",
     "Subscription",
     "SystemClock",
     "open",

@@ -10,6 +10,8 @@ a look per tick.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Final, Protocol
@@ -42,6 +44,10 @@ class Driven(Protocol):
         """Ask ``now_queued`` for a flush or for work if either is due by time."""
         ...
 
+    def left_alone(self) -> None:
+        """The background ends: from now on those who wait do the work."""
+        ...
+
 
 class Background:
     """A pool of threads for the stores attached to it."""
@@ -61,8 +67,8 @@ class Background:
         for thread in self._threads:
             thread.start()
 
-    def _thread(self, name: str, target: object) -> threading.Thread:
-        return threading.Thread(target=target, name=name, daemon=True)  # type: ignore[arg-type]
+    def _thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=target, name=name, daemon=True)
 
     def attach(self, store: Driven) -> None:
         with self._lock:
@@ -97,7 +103,7 @@ class Background:
     def _run_ticks(self) -> None:
         while not self._stop.wait(TICK_SECONDS):
             for store in self._stores:
-                store.look(self)
+                _guarded(partial(store.look, self))
 
     def close(self) -> None:
         """End the threads, after what they are doing; the stores go on without."""
@@ -108,6 +114,8 @@ class Background:
             self._work.put(None)
         for thread in self._threads:
             thread.join()
+        for store in self._stores:
+            store.left_alone()
 
     def __enter__(self) -> Background:
         return self
@@ -121,10 +129,10 @@ class Background:
         self.close()
 
 
-def _guarded(step: object) -> None:
+def _guarded(step: Callable[[], object]) -> None:
     """A store that fails must not end the thread that drives the others."""
     try:
-        step()  # type: ignore[operator]
+        step()
     except QuiverError as error:
         _log.warning(BACKGROUND_FAILED, code=error.code, error=str(error))
     except Exception:

@@ -7,12 +7,11 @@ time: deferred bundles come back when their delay is over.
 
 from __future__ import annotations
 
-import contextlib
 import heapq
+import itertools
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeGuard
 
 import pyarrow as pa
@@ -20,114 +19,21 @@ import pyarrow as pa
 from quiver import metrics as m
 from quiver.bundle import SlotTable
 from quiver.clock import Clock
-from quiver.errors import (
-    BundleGone,
-    InvalidInput,
-    NotFound,
-    SegmentDamage,
-    StoreClosed,
-    UnknownBundle,
-)
+from quiver.errors import BundleGone, InvalidInput, NotFound, StoreClosed
 from quiver.events import BUNDLE_REJECTED, get_logger
-from quiver.format.record import BundleMeta
 from quiver.ids import BundleRef
 from quiver.metrics import Metrics
-from quiver.segment.accumulator import OpenSegment
-from quiver.segment.catalog import Catalog
+from quiver.reading import Reader
 from quiver.segment.info import SegmentInfo
-from quiver.segment.reader import SegmentReader
 from quiver.subscriber.handle import ClaimedBundle
 from quiver.subscriber.registry import Registry
 from quiver.subscriber.state import EARLIEST, Order, Outcome
 from quiver.subscriber.subscriber import Subscriber
-from quiver.tail import Tail
 
 MAX_WAIT_SECONDS: Final = 1.0
 """A wait looks up at least this often, so that a closing store is noticed."""
-MAX_LAG_BUNDLES: Final = 10_000
-"""Bundles looked at one by one for their rows and bytes; behind that, segments count whole."""
 
 Start = Literal["earliest", "latest"] | datetime | BundleRef | tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """How far a subscriber is behind."""
-
-    bundles: int
-    rows: int
-    nbytes: int
-    age_seconds: float
-
-
-class Reader:
-    """Finds a bundle by its ref, wherever it lies now."""
-
-    def __init__(
-        self,
-        tail: Tail,
-        catalog: Catalog,
-        slots: SlotTable,
-        on_damage: Callable[[int, SegmentDamage], None],
-    ) -> None:
-        self._tail = tail
-        self._catalog = catalog
-        self._slots = slots
-        self._on_damage = on_damage
-
-    def _segment_of(self, ref: BundleRef) -> OpenSegment | SegmentReader:
-        segment = self.find(ref.segment_seq)
-        if not 0 <= ref.bundle_index < _bundle_count(segment):
-            raise UnknownBundle(f"there is no bundle {ref}.", ref=ref)
-        return segment
-
-    def find(self, seq: int) -> OpenSegment | SegmentReader:
-        """The segment, in memory or mapped; it is in the catalog before it leaves memory."""
-        segment = self._tail.find(seq)
-        if segment is not None:
-            return segment
-        try:
-            return self._catalog.reader(seq)
-        except SegmentDamage as damage:
-            self._on_damage(seq, damage)
-        try:
-            return self._catalog.reader(seq)  # it may have been rebuilt from the log
-        except NotFound:
-            raise BundleGone(
-                f"segment {seq} was damaged and has been set aside.",
-                advice="What was lost is in the loss ledger, the file in quarantine/.",
-                segment=seq,
-                outcome="lost",
-            ) from None
-
-    def meta(self, ref: BundleRef) -> BundleMeta:
-        """What is known about a bundle."""
-        return self._segment_of(ref).meta(ref.bundle_index)
-
-    def slot_ids(self, ref: BundleRef) -> list[int]:
-        """The slots a bundle has, in ascending order."""
-        segment = self._segment_of(ref)
-        if isinstance(segment, OpenSegment):
-            return sorted(slot.slot for slot in segment.slots(ref.bundle_index))
-        return sorted(found.slot_id for found in segment.slot_refs(ref.bundle_index))
-
-    def read(
-        self,
-        ref: BundleRef,
-        slots: Collection[int] | None = None,
-        columns: Mapping[int, Sequence[str]] | None = None,
-    ) -> dict[int, pa.RecordBatch]:
-        """The batches of a bundle by slot id: all, or only the slots and columns named."""
-        segment = self._segment_of(ref)
-        try:
-            return segment.read(ref.bundle_index, slots, columns)
-        except SegmentDamage as damage:
-            self._on_damage(ref.segment_seq, damage)
-            raise
-
-
-def _bundle_count(segment: OpenSegment | SegmentReader) -> int:
-    return segment.bundle_count if isinstance(segment, OpenSegment) else len(segment)
 
 
 class _Resolver:
@@ -176,7 +82,9 @@ class Delivery:
         self._clock = clock
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._deferred: list[tuple[float, BundleRef, Subscriber]] = []
+        # By time; the number keeps those of the same moment apart.
+        self._deferred: list[tuple[float, int, BundleRef, Subscriber]] = []
+        self._turns = itertools.count()
         self._log = get_logger()
         self.closed: StoreClosed | None = None
 
@@ -207,7 +115,9 @@ class Delivery:
         try:
             meta = self.reader.meta(ref)
         except BundleGone:
-            return None
+            if _give_back(subscriber, ref):
+                return None
+            raise
         except BaseException:
             subscriber.release(ref)  # a claim must not leak when reading fails
             raise
@@ -237,13 +147,12 @@ class Delivery:
         if not self._deferred:
             return
         now = self._clock.monotonic()
-        due: list[tuple[float, BundleRef, Subscriber]] = []
+        due: list[tuple[BundleRef, Subscriber]] = []
         with self._lock:
             while self._deferred and self._deferred[0][0] <= now:
-                due.append(heapq.heappop(self._deferred))
-        for _, ref, subscriber in due:
-            with contextlib.suppress(NotFound):
-                subscriber.release(ref)
+                due.append(heapq.heappop(self._deferred)[2:])
+        for ref, subscriber in due:
+            _give_back(subscriber, ref)
 
     # Outcomes
 
@@ -263,7 +172,7 @@ class Delivery:
             return subscriber.release(ref)
         due = self._clock.monotonic() + delay
         with self._lock:
-            heapq.heappush(self._deferred, (due, ref, subscriber))
+            heapq.heappush(self._deferred, (due, next(self._turns), ref, subscriber))
         return Outcome.PENDING
 
     # Questions
@@ -277,7 +186,7 @@ class Delivery:
         if start == "latest":
             return latest
         if isinstance(start, datetime):
-            return self._first_since(int(start.timestamp() * 1e9), latest, sealed)
+            return self._first_since(_nanoseconds(start), latest, sealed)
         if _is_ref(start):
             return BundleRef(*start)
         raise InvalidInput(
@@ -304,7 +213,7 @@ class Delivery:
         return latest
 
     def _first_in(self, seq: int, count: int, since_ns: int) -> BundleRef:
-        segment = self.reader.find(seq)
+        segment, _ = self.reader.find(seq)
         low, high = 0, count
         while low < high:
             middle = (low + high) // 2
@@ -314,23 +223,26 @@ class Delivery:
                 high = middle
         return BundleRef(seq, low)
 
-    def lag(self, subscriber: Subscriber) -> Lag:
-        """How much a subscriber has left, and how old the oldest of it is."""
-        rows = nbytes = bundles = 0
-        oldest: int | None = None
-        for ref in subscriber.pending_bundles_in_range(0, 2**64 - 1, MAX_LAG_BUNDLES):
-            meta = self.reader.meta(ref)
-            bundles += 1
-            rows += meta.rows
-            nbytes += meta.nbytes
-            if oldest is None:
-                oldest = meta.ingestion_ts_ns
-        age = 0.0 if oldest is None else max(0.0, (self._clock.now_ns() - oldest) / 1e9)
-        return Lag(max(bundles, subscriber.outstanding), rows, nbytes, age)
-
     def _check_open(self) -> None:
         if self.closed is not None:
             raise self.closed
+
+
+def _give_back(subscriber: Subscriber, ref: BundleRef) -> bool:
+    """End a claim; whether that was the end of the bundle, too: finished, or deleted."""
+    try:
+        return subscriber.release(ref).final
+    except NotFound:
+        return True
+
+
+def _nanoseconds(time: datetime) -> int:
+    """Since the epoch, exactly: a float can't say it to the nanosecond."""
+    if time.tzinfo is None:
+        raise InvalidInput(
+            f"{time!r} is a time without a zone.", advice="Say which: datetime.now(UTC), say."
+        )
+    return (time - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1) * 1000
 
 
 def _is_ref(start: object) -> TypeGuard[tuple[int, int]]:

@@ -13,7 +13,6 @@ here and in :mod:`quiver.upkeep`.  No thread is started unless asked for: see
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Final
@@ -21,52 +20,41 @@ from typing import Final
 import pyarrow as pa
 
 from quiver import metrics as m
+from quiver.assembly import Hooks, assemble
 from quiver.background import Background
 from quiver.budget import DiskBudget
 from quiver.clock import Clock, SystemClock
 from quiver.config import Config
-from quiver.delivery import Delivery, Lag, Reader, Start
+from quiver.delivery import Start
 from quiver.disk.disk import Disk
 from quiver.disk.lock import StoreLock
-from quiver.disk.reserve import Reserve
-from quiver.errors import (
-    Backpressure,
-    Poisoned,
-    QuiverError,
-    Reason,
-    StoreClosed,
-    WaitTimeout,
-)
+from quiver.errors import Poisoned, QuiverError, StorageFull, StoreClosed, WaitTimeout
 from quiver.events import (
-    INGEST_THROTTLED,
     STORE_CLOSED,
     STORE_OPENED,
     STORE_POISONED,
+    SUBSCRIBER_ORPHANED,
     SUBSCRIBER_REGISTERED,
     SUBSCRIBER_UNREGISTERED,
+    WAL_WRITE_FAILED,
     get_logger,
 )
 from quiver.format.record import BundleMeta
-from quiver.format.wal_header import layout_hash
 from quiver.ids import BundleRef
-from quiver.ingest import Ingest, Prepared
+from quiver.lag import Lag, measure_lag
+from quiver.memory import MemoryBudget
 from quiver.metrics import Metrics
+from quiver.puts import Puts
 from quiver.receipt import Receipt
-from quiver.recovery import Recovered, Report, Watch, recover
-from quiver.replay import Replay
-from quiver.segment.accumulator import OpenSegment
+from quiver.recovery import Report, Watch, recover
+from quiver.status import LogStatus, State, StoreStatus, SubscriberStatus
 from quiver.subscriber.state import Order
 from quiver.subscriber.subscriber import Status, Subscriber
 from quiver.subscription import Subscription
-from quiver.tail import Tail
-from quiver.upkeep import Maintenance, Upkeep
-from quiver.waiting import SealWait
-from quiver.wal.group import Commits
-from quiver.wal.reader import read_log
-from quiver.wal.writer import WalWriter
+from quiver.sweeping import Maintenance
+from quiver.tail import Trigger
 
 DRAIN_POLL_SECONDS: Final = 0.05
-ASSIST_ROUNDS: Final = 4
 
 
 class Store:
@@ -81,125 +69,69 @@ class Store:
         clock: Clock | None = None,
         background: Background | bool = False,
         budget: DiskBudget | None = None,
+        memory: MemoryBudget | None = None,
         watch: Watch | None = None,
     ) -> None:
         self.config = config
         self.where = where
         self.metrics = Metrics()
         self._disk = disk
-        self._clock = clock or SystemClock()
+        self._clock = clock = clock or SystemClock()
         self._logger = get_logger(store=where)
+        self._closed: StoreClosed | None = None
+        self._background: Background | None = None
+        self.flush_queued = self.work_queued = False
         disk.mkdir("")
-        self._file_lock = StoreLock.acquire(disk, self._clock, where=where)
+        self._file_lock = StoreLock.acquire(disk, clock, where=where)
         try:
-            began = self._clock.monotonic()
-            recovered = recover(disk, config, self._clock, watch=watch)
-            self._build(recovered, budget)
-            self._begin(recovered)
+            began = clock.monotonic()
+            recovered = recover(disk, config, clock, watch=watch)
+            self.report: Report = recovered.report
+            assembly = assemble(
+                disk,
+                config,
+                clock,
+                recovered,
+                where=where,
+                metrics=self.metrics,
+                log=self._logger,
+                hooks=Hooks(self._on_durable, self._on_rollback, self.flush, self._check_writable),
+                budget=budget,
+                memory=memory,
+            )
         except BaseException:
             self._file_lock.release()
             raise
-        self.report: Report = recovered.report
-        self.metrics.gauge(m.RECOVERY_SECONDS).set(self._clock.monotonic() - began)
-        self.metrics.gauge(m.RECOVERY_BUNDLES).set(recovered.report.bundles_replayed)
+        self._assembly = assembly
+        self._parts = parts = assembly.parts
+        self._lock = parts.lock
+        self._wal, self._commits = parts.wal, assembly.commits
+        self._tail, self._ingest, self._registry = parts.tail, parts.ingest, parts.registry
+        self._upkeep, self._delivery = assembly.upkeep, assembly.delivery
+        self._reader = assembly.delivery.reader
+        self._puts = Puts(parts, self._upkeep, self._commits, self)
+        self._durable_bytes = self.metrics.counter(m.INGEST_DURABLE_BYTES)
+        disk.poison.on_trip = self._on_poison
+        try:
+            self._upkeep.begin(recovered.report, has_log=recovered.floor.has_log)
+        except BaseException:
+            self._let_go()
+            raise
+        self.metrics.gauge(m.RECOVERY_SECONDS).set(clock.monotonic() - began)
+        for subscriber in self._registry.subscribers():
+            self._watch_lag(subscriber)
         self._logger.info(STORE_OPENED, replayed=recovered.report.bundles_replayed)
-        self.flush_queued = self.work_queued = False
         self._own_background = background is True
-        self._background = Background(1, 1) if background is True else background or None
-        if self._background is not None:
-            self._seal_wait.patient = True
-            if self._commits is not None:
-                self._commits.gather = config.wal.flush == "interval"
-            self._background.attach(self)
-            self._background.work_soon(self)
+        self._drive(Background(1, 1) if background is True else background or None)
 
-    # Putting it together
-
-    def _build(self, recovered: Recovered, budget: DiskBudget | None) -> None:
-        config, clock, metrics = self.config, self._clock, self.metrics
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._closed: StoreClosed | None = None
-        self._slots = recovered.slots
-        self._registry = recovered.registry
-        self._catalog = recovered.catalog
-        self._tail = Tail(config.segment, recovered.next_segment)
-        self._tail.adopt(recovered.segments)
-        self._share = (budget or DiskBudget(config.retention.size_cap)).register(self.where, config)
-        self._wal: WalWriter | None = None
-        if config.durability == "wal":
-            self._wal = WalWriter(
-                self._disk,
-                config.wal,
-                layout_hash=layout_hash(config.slots),
-                lock=self._lock,
-                start=recovered.log,
-                clock=clock,
-                on_durable=self._on_durable,
-                on_rollback=self._on_rollback,
-            )
-        self._commits = None if self._wal is None else Commits(self._wal, config.wal, clock)
-        self._seal_wait = SealWait(self.flush, clock)
-        self._ingest = Ingest(
-            config,
-            lock=self._lock,
-            clock=clock,
-            last_ts=recovered.last_ts,
-            slots=recovered.slots,
-            window=recovered.window,
-            tail=self._tail,
-            wal=self._wal,
-            waiter=self._commits or self._seal_wait,
-            next_sequence=recovered.next_sequence,
-            metrics=metrics,
-            refuse=lambda size: self._upkeep.refusal(size),
-        )
-        self._reserve = Reserve(self._disk, config.reserve)
-        self._upkeep = Upkeep(
-            self._disk,
-            config,
-            clock,
-            ingest_lock=self._lock,
-            ingest=self._ingest,
-            tail=self._tail,
-            wal=self._wal,
-            catalog=recovered.catalog,
-            registry=recovered.registry,
-            slots=recovered.slots,
-            ledger=recovered.ledger,
-            floor=recovered.floor,
-            state=recovered.state,
-            reserve=self._reserve,
-            share=self._share,
-            metrics=metrics,
-            rebuild=self._from_log,
-            on_sealed=self._seal_wait.tell,
-        )
-        self._reader = Reader(self._tail, recovered.catalog, recovered.slots, self._upkeep.lose)
-        self._delivery = Delivery(recovered.registry, self._reader, recovered.slots, clock, metrics)
-        self._watch_gauges()
-
-    def _begin(self, recovered: Recovered) -> None:
-        """What must be on disk before the first put: the log's file, losses on record."""
-        if self._wal is not None and not recovered.floor.has_log:
-            self._wal.begin()
-            self._upkeep.mark_log_begun()
-        if recovered.report.lost or recovered.report.progress_problems:
-            self._upkeep.record_recovery(recovered.report)
-        self._reserve.restore()
-
-    def _watch_gauges(self) -> None:
-        """Gauges are read when somebody looks: nothing to keep up to date on the way."""
-        gauge = self.metrics.gauge
-        gauge(m.SEGMENT_OPEN_BYTES).watch(lambda: self._tail.nbytes)
-        gauge(m.SEGMENT_COUNT).watch(lambda: len(self._catalog))
-        gauge(m.SEGMENT_DISK_BYTES).watch(lambda: self._upkeep.usage().segments)
-        gauge(m.WAL_BYTES).watch(lambda: self._upkeep.usage().log)
-        gauge(m.POISONED).watch(lambda: self._disk.poison.cause is not None)
-        gauge(m.CORE_BYTES, core_id=self.where).watch(lambda: self._upkeep.usage().on_disk)
-        gauge(m.CORE_CAP_FRACTION, core_id=self.where).watch(
-            lambda: self._upkeep.usage().on_disk / cap if (cap := self._share.cap) else 0.0
-        )
+    def _drive(self, background: Background | None) -> None:
+        self._background = self._puts.background = background
+        if self._commits is not None:
+            self._commits.gather = background is not None and self.config.wal.flush == "interval"
+        self._assembly.seal_wait.patient = background is not None
+        if background is not None:
+            background.attach(self)
+            background.work_soon(self)
 
     # Putting
 
@@ -219,16 +151,16 @@ class Store:
         take more right now it raises :class:`~quiver.errors.Backpressure` at once, or
         after waiting for room for ``timeout`` seconds.
         """
-        prepared = self._checked(
+        return self._puts.put(
             lambda: self._ingest.prepare(
                 slots,
                 key=key,
                 attributes=attributes,
                 fingerprints=fingerprints,
                 content_hash=content_hash,
-            )
+            ),
+            timeout,
         )
-        return self._admit(prepared, timeout)
 
     def put_ipc(
         self,
@@ -241,72 +173,23 @@ class Store:
         timeout: float = 0.0,
     ) -> Receipt:
         """As :meth:`put`, for slots that are Arrow IPC streams already: kept as they came."""
-        prepared = self._checked(
+        return self._puts.put(
             lambda: self._ingest.prepare_ipc(
                 slots,
                 key=key,
                 attributes=attributes,
                 fingerprints=fingerprints,
                 content_hash=content_hash,
-            )
+            ),
+            timeout,
         )
-        return self._admit(prepared, timeout)
-
-    def _checked(self, prepare: Callable[[], Prepared]) -> Prepared:
-        try:
-            return prepare()
-        except QuiverError as error:
-            self.metrics.counter(m.INGEST_REFUSED, code=error.code).add()
-            raise
-
-    def _admit(self, prepared: Prepared, timeout: float) -> Receipt:
-        deadline = self._clock.monotonic() + timeout if timeout > 0 else None
-        rounds = 0
-        while True:
-            with self._lock:
-                self._disk.poison.check()
-                answer = self._ingest.stage(prepared)
-                full = self._tail.is_full()
-                if full:
-                    self._tail.close()
-            if isinstance(answer, Receipt):
-                self._after_put(answer, full)
-                return answer
-            rounds += 1
-            if not self._make_room(answer, rounds, deadline):
-                self.metrics.counter(m.INGEST_THROTTLE, reason=str(answer.reason)).add()
-                self._logger.debug(INGEST_THROTTLED, reason=str(answer.reason))
-                raise answer
-
-    def _after_put(self, receipt: Receipt, full: bool) -> None:
-        if self._background is not None:
-            if self._commits is not None and not self._commits.gather:
-                self._background.flush_soon(self)
-            if full:
-                self._background.work_soon(self)
-        elif full:
-            self._upkeep.seal_all()
-        if self._commits is not None and self.config.wal.flush == "every" and not receipt.done:
-            self._commits.wait(receipt)
-
-    def _make_room(self, refusal: Backpressure, rounds: int, deadline: float | None) -> bool:
-        """Try to get a refused put in: do the work here, or wait for those who do it."""
-        if refusal.reason is Reason.WAL_FULL:
-            with self._lock:
-                self._tail.close()
-        if self._background is None:
-            return rounds <= ASSIST_ROUNDS and self._upkeep.relieve(refusal)
-        self._background.flush_soon(self)
-        self._background.work_soon(self)
-        if deadline is None or self._clock.monotonic() >= deadline:
-            return False
-        self._stopping.wait(refusal.retry_after_ms / 1000)
-        return True
 
     def _on_durable(self, before: int) -> None:
         """A group is on disk: its bundles may be delivered. Called with the lock held."""
         self._ingest.settle(before)
+        known = self._tail.durable_bytes
         grown = self._tail.mark_durable(before)
+        self._durable_bytes.add(self._tail.durable_bytes - known)
         if self.config.deliver == "durable":
             for seq, count in grown:
                 self._registry.observe(seq, count)
@@ -319,10 +202,16 @@ class Store:
         nothing will be written any more.
         """
         if isinstance(error, Poisoned):
-            self._logger.error(STORE_POISONED, error=str(error))
             return
+        if isinstance(error, StorageFull):
+            self._upkeep.records.note_full()
+        self._logger.warning(WAL_WRITE_FAILED, first_sequence=first, error=str(error))
         self._ingest.rollback(first)
         self._tail.rollback(first)
+
+    def _on_poison(self, error: Poisoned) -> None:
+        self._logger.error(STORE_POISONED, error=str(error))
+        self._assembly.seal_wait.tell()
 
     # Subscribers
 
@@ -339,11 +228,12 @@ class Store:
             growing = self._tail.growing
             visible = self._tail.durable_count(growing)
         latest = BundleRef(growing, visible)
-        position = self._delivery.start_ref(start, latest, self._catalog.infos)
+        position = self._delivery.start_ref(start, latest, self._parts.catalog.infos)
         known = any(one.name == name for one in self._registry.subscribers())
         subscriber = self._registry.register(name, position)
         if not known:
-            self._upkeep.checkpoint()
+            self._upkeep.records.checkpoint()
+            self._watch_lag(subscriber)
             self._logger.info(SUBSCRIBER_REGISTERED, subscriber=name, start=str(position))
         return self._subscription(name, order, follow, subscriber)
 
@@ -353,6 +243,7 @@ class Store:
         return Subscription(
             self._delivery,
             subscriber,
+            clock=self._clock,
             flush=self.flush_progress,
             nudge=self._nudge,
             order=Order(order),
@@ -371,7 +262,10 @@ class Store:
     def activate(self) -> list[str]:
         """End the start-up: who is known and was not registered is an orphan (returned)."""
         self._check_open()
-        return self._registry.activate()
+        orphans = self._registry.activate()
+        for name in orphans:
+            self._logger.warning(SUBSCRIBER_ORPHANED, subscriber=name)
+        return orphans
 
     def unregister(self, name: str) -> int:
         """Remove a subscriber for good; what it had left is dropped. How many bundles."""
@@ -381,13 +275,24 @@ class Store:
         """Remove an orphan, and only an orphan; how many bundles it gave up."""
         return self._leave(name, self._registry.drop_orphan)
 
-    def _leave(self, name: str, leave: Callable[[str], int]) -> int:
+    def _leave(self, name: str, remove: Callable[[str], int]) -> int:
         self._check_open()
-        self._registry.get(name)
-        self._upkeep.checkpoint(leaving=name)
-        given_up = leave(name)
+        given_up = self._upkeep.leave(name, remove)
+        for metric in (m.SUBSCRIBER_LAG_BUNDLES, m.SUBSCRIBER_LAG_BYTES, m.SUBSCRIBER_LAG_SECONDS):
+            self.metrics.forget(metric, subscriber=name)
         self._logger.info(SUBSCRIBER_UNREGISTERED, subscriber=name, dropped=given_up)
         return given_up
+
+    def _watch_lag(self, subscriber: Subscriber) -> None:
+        gauge, name = self.metrics.gauge, subscriber.name
+        gauge(m.SUBSCRIBER_LAG_BUNDLES, subscriber=name).watch(lambda: subscriber.outstanding)
+        gauge(m.SUBSCRIBER_LAG_BYTES, subscriber=name).watch(lambda: self._lag(subscriber).nbytes)
+        gauge(m.SUBSCRIBER_LAG_SECONDS, subscriber=name).watch(
+            lambda: self._lag(subscriber).age_seconds
+        )
+
+    def _lag(self, subscriber: Subscriber) -> Lag:
+        return measure_lag(subscriber, self._reader, self._clock)
 
     @property
     def orphans(self) -> list[str]:
@@ -401,7 +306,7 @@ class Store:
 
     def lag(self, name: str) -> Lag:
         """How far a subscriber is behind."""
-        return self._delivery.lag(self._registry.get(name))
+        return self._lag(self._registry.get(name))
 
     def all_subscribers_drained(self) -> bool:
         """Whether everybody, orphans too, has finished all there is."""
@@ -410,7 +315,7 @@ class Store:
     def flush_progress(self, names: tuple[str, ...] | None = None) -> int:
         """Make acks durable, of all subscribers or of some; how many files were written."""
         self._check_open()
-        return self._upkeep.flush_progress(names)
+        return self._upkeep.records.flush_progress(names)
 
     # Reading without a subscriber
 
@@ -422,7 +327,7 @@ class Store:
     ) -> dict[str, pa.RecordBatch]:
         """A bundle's batches by slot name: all of it, or the slots and columns named."""
         self._check_open()
-        table = self._slots
+        table = self._parts.slots
         ids = None if slots is None else {i for s in slots if (i := table.find(s)) is not None}
         chosen = {
             i: names for s, names in (columns or {}).items() if (i := table.find(s)) is not None
@@ -442,6 +347,40 @@ class Store:
     def segments(self) -> list[tuple[int, int]]:
         """All segments with how many bundles of each can be read, oldest first."""
         return self._registry.visible()
+
+    def status(self) -> StoreStatus:
+        """How the store is doing: print it, or ``as_dict()`` for JSON."""
+        parts, wal = self._parts, self._wal
+        poison = self._disk.poison.cause
+        problems = list(self._upkeep.sweeping.problems)
+        if self._upkeep.records.disk_full:
+            problems.append("the disk is full")
+        if poison is not None:
+            problems.insert(0, str(poison))
+        ok = State.DEGRADED if problems else State.OK
+        return StoreStatus(
+            where=self.where,
+            state=State.POISONED if poison is not None else ok,
+            problems=tuple(problems),
+            bundles=sum(count for _, count in self.segments()),
+            segments=len(parts.catalog),
+            unwritten_segments=self._tail.segment_count,
+            next_segment=self._tail.next_segment,
+            next_sequence=self._ingest.next_sequence,
+            durable_before=self._ingest.durable_before,
+            usage=parts.usage(),
+            cap=parts.share.cap,
+            log=LogStatus.of(wal),
+            subscribers=tuple(
+                SubscriberStatus(
+                    one.name, str(one.status), self._lag(one), one.claimed, one.frontier
+                )
+                for one in self._registry.subscribers()
+            ),
+            losses=parts.ledger.losses,
+            loss_totals=parts.ledger.totals,
+            recovery=self.report,
+        )
 
     # Upkeep
 
@@ -468,8 +407,8 @@ class Store:
         """Close the open segment and write all that is in memory; how many segments."""
         self._check_open()
         with self._lock:
-            self._tail.close()
-        return self._upkeep.seal_all()
+            self._tail.close(Trigger.FLUSH)
+        return self._upkeep.sealing.seal_all()
 
     def maintain(self) -> Maintenance:
         """Do all upkeep that is due: the one call for those who run no background."""
@@ -490,17 +429,9 @@ class Store:
         while not self.all_subscribers_drained():
             if self._clock.monotonic() >= deadline:
                 return False
-            self._stopping.wait(DRAIN_POLL_SECONDS)
+            self._puts.stopping.wait(DRAIN_POLL_SECONDS)
         self.maintain()
         return True
-
-    def _from_log(self, seq: int) -> OpenSegment | None:
-        """A segment put together again from the log, if that still has all of it."""
-        if self._wal is None:
-            return None
-        replay = Replay(lambda number: number != seq, self._ingest.next_sequence)
-        read_log(self._disk, layout_hash=None, visit=replay, salvage=True)
-        return next((segment for segment in replay.segments if segment.seq == seq), None)
 
     # Driven by the background, if there is one
 
@@ -519,8 +450,13 @@ class Store:
         commits = self._commits
         if commits is not None and commits.gather and commits.due():
             background.flush_soon(self)
+        self._upkeep.admission.measure()
         if self._upkeep.is_due():
             background.work_soon(self)
+
+    def left_alone(self) -> None:
+        """The background has ended: go on without."""
+        self._drive(None)
 
     def _nudge(self) -> bool:
         """Without a background, whoever looks for bundles makes the staged ones durable."""
@@ -538,27 +474,35 @@ class Store:
                 return
             self._closed = StoreClosed(f"the store {self.where} has been closed.")
             self._ingest.closed = self._closed
-            self._tail.close()
-        if self._background is not None:
-            self._background.detach(self)
+        background = self._background
+        if background is not None:
+            background.detach(self)
             if self._own_background:
-                self._background.close()
+                background.close()
         try:
             if self._disk.poison.cause is None:
                 self._upkeep.finish()
         finally:
             self._delivery.closed = self._closed
             self._registry.wake_all()
-            self._stopping.set()
-            if self._wal is not None:
-                self._wal.close()
-            self._share.close()
-            self._file_lock.release()
+            self._let_go()
             self._logger.info(STORE_CLOSED)
+
+    def _let_go(self) -> None:
+        """Tell everyone who waits, and give back what is shared."""
+        self._puts.stopping.set()
+        self._ingest.give_up(StoreClosed("the store was closed before this was durable."))
+        self._assembly.seal_wait.tell()
+        self._assembly.close()
+        self._file_lock.release()
 
     def _check_open(self) -> None:
         if self._closed is not None:
             raise self._closed
+
+    def _check_writable(self) -> None:
+        self._disk.poison.check()
+        self._check_open()
 
     def __enter__(self) -> Store:
         return self

@@ -368,6 +368,14 @@ class Ingest:
         while self._staged_names and self._staged_names[0][0] < before:
             self._staged_names.pop(0)
 
+    def give_up(self, error: QuiverError) -> None:
+        """Without a log: what is in no segment file yet will not become durable."""
+        with self._lock:
+            receipts = [one for receipts in self.unsealed.values() for one in receipts]
+            self.unsealed.clear()
+        for receipt in receipts:
+            receipt.complete(error)
+
     def settle_sealed(self, receipts: Sequence[Receipt]) -> None:
         """Without a log: the bundles of a segment became durable with its file. Lock held."""
         if self._wal is None and receipts:

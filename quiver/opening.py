@@ -12,6 +12,8 @@ from quiver.config import Config
 from quiver.disk.disk import Disk
 from quiver.disk.posix import PosixDisk
 from quiver.engine import Store
+from quiver.errors import ConfigError
+from quiver.memory import MemoryBudget
 from quiver.recovery import Watch
 
 
@@ -21,6 +23,7 @@ def open(
     *,
     background: Background | bool = False,
     budget: DiskBudget | None = None,
+    memory: MemoryBudget | None = None,
     clock: Clock | None = None,
     watch: Watch | None = None,
     **settings: Any,
@@ -33,11 +36,17 @@ def open(
 
     ``background=True`` starts threads that commit, write segments and clean up; without,
     those who wait do it, and :meth:`Store.maintain`.  Pass one
-    :class:`~quiver.background.Background` to several stores to share its threads, and
-    one :class:`~quiver.budget.DiskBudget` to share a disk.  ``watch`` is called for each
-    log entry that recovery reads: for a progress bar.
+    :class:`~quiver.background.Background` to several stores to share its threads, one
+    :class:`~quiver.budget.DiskBudget` to share a disk, and one
+    :class:`~quiver.memory.MemoryBudget` to share memory.  ``watch`` is called for each log
+    entry that recovery reads: for a progress bar.
     """
-    chosen = config if config is not None and not settings else Config.load(env={}, **settings)
+    if config is not None and settings:
+        raise ConfigError(
+            f"a Config was given, and {', '.join(sorted(settings))} besides.",
+            advice="Give one or the other: Config.load(..., **settings) takes both.",
+        )
+    chosen = Config.load(env={}, **settings) if config is None else config
     where = os.fspath(path)
     return Store(
         Disk(PosixDisk(where)),
@@ -46,5 +55,6 @@ def open(
         clock=clock,
         background=background,
         budget=budget,
+        memory=memory,
         watch=watch,
     )

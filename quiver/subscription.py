@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from quiver.delivery import Delivery, Lag
+from quiver.clock import Clock
+from quiver.delivery import Delivery
 from quiver.errors import StoreClosed
 from quiver.ids import BundleRef
+from quiver.lag import Lag, measure_lag
 from quiver.subscriber.handle import ClaimedBundle
 from quiver.subscriber.state import Order, Outcome
 from quiver.subscriber.subscriber import Status, Subscriber
@@ -29,6 +31,7 @@ class Subscription:
         delivery: Delivery,
         subscriber: Subscriber,
         *,
+        clock: Clock,
         flush: Callable[[tuple[str, ...]], object],
         nudge: Callable[[], bool],
         order: Order = Order.OLDEST,
@@ -36,6 +39,7 @@ class Subscription:
     ) -> None:
         self._delivery = delivery
         self._subscriber = subscriber
+        self._clock = clock
         self._flush = flush
         self._nudge = nudge
         self._order = order
@@ -54,13 +58,17 @@ class Subscription:
 
     def next_bundle(self, timeout: float | None = 0.0) -> ClaimedBundle | None:
         """Claim the next bundle, waiting for one up to ``timeout`` seconds (``None``: for ever)."""
+        deadline = None if timeout is None else self._clock.monotonic() + timeout
         while True:
             bundle = self._delivery.next_bundle(self._subscriber, self._order)
             if bundle is not None:
                 return bundle
             if self._nudge():
                 continue
-            if timeout == 0.0 or not self._delivery.wait(self._subscriber, timeout):
+            left = None if deadline is None else deadline - self._clock.monotonic()
+            if left is not None and left <= 0:
+                return None
+            if not self._delivery.wait(self._subscriber, left):
                 return None
 
     def claim_bundle(self, ref: BundleRef | tuple[int, int]) -> ClaimedBundle:
@@ -104,7 +112,7 @@ class Subscription:
 
     def lag(self) -> Lag:
         """How far it is behind: bundles, rows, bytes, and the age of the oldest."""
-        return self._delivery.lag(self._subscriber)
+        return measure_lag(self._subscriber, self._delivery.reader, self._clock)
 
     @property
     def pending_bundle_count(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from quiver.config import SegmentConfig
 from quiver.format.record import BundleMeta, EncodedSlot
@@ -16,11 +17,27 @@ from quiver.ids import BundleRef
 from quiver.segment.accumulator import OpenSegment
 
 
+class Trigger(StrEnum):
+    """Why a segment was closed; also the ``trigger`` label of its counter."""
+
+    SIZE = "size"
+    BUNDLES = "bundles"
+    STREAMS = "streams"
+    VARIANTS = "variants"
+    ROWS = "rows"
+    AGE = "age"
+    FLUSH = "flush"
+    PRESSURE = "pressure"
+    SHUTDOWN = "shutdown"
+    RECOVERY = "recovery"
+
+
 @dataclass(slots=True)
 class _Member:
     segment: OpenSegment
     durable: int = 0
     rows: int = 0
+    trigger: Trigger = Trigger.RECOVERY
 
 
 class Tail:
@@ -32,6 +49,8 @@ class Tail:
         self._open: OpenSegment | None = None
         self.next_segment = next_segment
         self.nbytes = 0
+        self.durable_bytes = 0
+        """Payload that became durable here, in all: only rises."""
 
     @property
     def open(self) -> OpenSegment | None:
@@ -48,9 +67,10 @@ class Tail:
         return len(self._members)
 
     def adopt(self, recovered: Iterable[OpenSegment]) -> None:
-        """Take the segments that recovery rebuilt from the log: closed and durable."""
+        """Take segments that were rebuilt from the log: closed and durable."""
         for segment in recovered:
-            self._members.append(_Member(segment, segment.bundle_count))
+            member = _Member(segment, segment.bundle_count)
+            self._members = sorted([*self._members, member], key=lambda m: m.segment.seq)
             self.nbytes += segment.nbytes
             self.next_segment = max(self.next_segment, segment.seq + 1)
 
@@ -70,25 +90,37 @@ class Tail:
         self._members[-1].rows += meta.rows
         self.nbytes += meta.nbytes
 
-    def is_full(self) -> bool:
-        """Whether the open segment has reached one of its limits."""
+    def full_by(self) -> Trigger | None:
+        """Which of its limits the open segment has reached, if any."""
         segment, config = self._open, self._config
-        return segment is not None and (
-            segment.nbytes >= config.target_size
-            or segment.bundle_count >= config.max_bundles
-            or segment.stream_count >= config.max_streams
-            or segment.variant_count >= config.max_variants
-            or (config.max_rows is not None and self._members[-1].rows >= config.max_rows)
-        )
+        if segment is None:
+            return None
+        if segment.nbytes >= config.target_size:
+            return Trigger.SIZE
+        if segment.bundle_count >= config.max_bundles:
+            return Trigger.BUNDLES
+        if segment.stream_count >= config.max_streams:
+            return Trigger.STREAMS
+        if segment.variant_count >= config.max_variants:
+            return Trigger.VARIANTS
+        if config.max_rows is not None and self._members[-1].rows >= config.max_rows:
+            return Trigger.ROWS
+        return None
 
     def is_due(self, now: float) -> bool:
         """Whether the open segment has been open for as long as it may."""
         segment = self._open
         return segment is not None and now - segment.opened_at >= self._config.max_open_duration
 
-    def close(self) -> None:
-        """Close the open segment: the next bundle starts a new one."""
-        self._open = None
+    def close(self, trigger: Trigger) -> None:
+        """Close the open segment, if there is one: the next bundle starts a new one."""
+        if self._open is not None:
+            self._members[-1].trigger = trigger
+            self._open = None
+
+    def trigger_of(self, seq: int) -> Trigger:
+        """Why a closed segment was closed."""
+        return next((m.trigger for m in self._members if m.segment.seq == seq), Trigger.RECOVERY)
 
     def mark_durable(self, before: int) -> list[tuple[int, int]]:
         """Every entry below ``before`` is on disk: the segments with more durable bundles."""
@@ -97,9 +129,10 @@ class Tail:
             segment, count = member.segment, member.durable
             total = segment.bundle_count
             while count < total:
-                sequence = segment.meta(count).sequence
-                if sequence is None or sequence >= before:
+                meta = segment.meta(count)
+                if meta.sequence is None or meta.sequence >= before:
                     break
+                self.durable_bytes += meta.nbytes
                 count += 1
             if count != member.durable:
                 member.durable = count
@@ -155,9 +188,9 @@ class Tail:
                 self.nbytes -= member.segment.nbytes
         self._members = [m for m in self._members if m.segment.seq != seq]
 
-    def find(self, seq: int) -> OpenSegment | None:
-        """A segment in memory by its number; needs no lock."""
+    def find(self, seq: int) -> tuple[OpenSegment, int] | None:
+        """A segment in memory with how many of its bundles are durable; needs no lock."""
         for member in self._members:
             if member.segment.seq == seq:
-                return member.segment
+                return member.segment, member.durable
         return None

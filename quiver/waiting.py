@@ -14,13 +14,15 @@ class SealWait:
     """Makes receipts of a ``segment_only`` store come true.
 
     Without a background whoever waits has the segments written; with one, the segment's
-    own triggers decide, and everybody waits for them.
+    own triggers decide, and everybody waits for them.  ``check`` raises when nothing will
+    be written any more.
     """
 
-    def __init__(self, seal: Callable[[], object], clock: Clock) -> None:
+    def __init__(self, seal: Callable[[], object], check: Callable[[], None], clock: Clock) -> None:
         self._seal = seal
         self._clock = clock
         self._sealed = threading.Condition(threading.Lock())
+        self._check = check
         self.patient = False
         """Set when somebody else does the writing."""
 
@@ -36,9 +38,10 @@ class SealWait:
                 if left is not None and left <= 0:
                     raise WaitTimeout("the bundle is not durable yet.", advice="Wait again.")
                 if not receipt.done:
+                    self._check()
                     self._sealed.wait(left)
 
     def tell(self) -> None:
-        """Segments were written: let those who wait look again."""
+        """Something happened: let those who wait look again."""
         with self._sealed:
             self._sealed.notify_all()

@@ -9,6 +9,7 @@ and say why; a restart reads what is really there.  Reads go on.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from quiver.errors import Poisoned
 
@@ -21,6 +22,8 @@ class Poison:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._cause: Poisoned | None = None
+        self.on_trip: Callable[[Poisoned], None] | None = None
+        """Told once, with the first cause, by whoever met it: must not wait."""
 
     @property
     def cause(self) -> Poisoned | None:
@@ -41,8 +44,11 @@ class Poison:
         )
         error.__cause__ = exc
         with self._lock:
-            if self._cause is None:
+            first = self._cause is None
+            if first:
                 self._cause = error
+        if first and self.on_trip is not None:
+            self.on_trip(error)
         return error
 
     def check(self) -> None:

@@ -57,6 +57,8 @@ class Catalog:
         # Mappings given out, by segment: an unlinked file's bytes are free only without them.
         self._mappings: dict[int, list[weakref.ref[Mapping]]] = {}
         self._unlinked: dict[int, int] = {}
+        self.file_bytes = 0
+        """Bytes of all segment files; kept up to date, since every put may ask."""
         self.quarantined: list[Quarantined] = []
 
     def scan(self, *, clean: bool = True) -> dict[int, Damage]:
@@ -82,6 +84,7 @@ class Catalog:
             self._disk.fsync_dir(SEGMENTS)
         with self._lock:
             self._infos = infos
+            self.file_bytes = sum(info.file_bytes for info in infos.values())
         return damaged
 
     @property
@@ -105,18 +108,32 @@ class Catalog:
         """Bytes on disk, also of files that are unlinked but still mapped by a reader."""
         with self._lock:
             self._forget_unmapped()
-            on_disk = sum(info.file_bytes for info in self._infos.values())
-            return on_disk + sum(self._unlinked.values())
+            return self.file_bytes + self.unlinked_bytes
+
+    @property
+    def unlinked_bytes(self) -> int:
+        """Bytes of files that are unlinked and were still mapped when last looked at."""
+        return sum(self._unlinked.copy().values())
+
+    def forget_unmapped(self) -> None:
+        """Look whether readers have let go of unlinked files."""
+        with self._lock:
+            self._forget_unmapped()
+
+    @property
+    def open_readers(self) -> int:
+        """Segments kept open for reading."""
+        return len(self._readers)
 
     def add(self, info: SegmentInfo) -> None:
         """A segment that was just written."""
         with self._lock:
+            self._drop(info.seq)
+            self.file_bytes += info.file_bytes
             in_order = not self._infos or info.seq > next(reversed(self._infos))
             self._infos[info.seq] = info
             if not in_order:
                 self._infos = dict(sorted(self._infos.items()))
-            self._readers.pop(info.seq, None)
-            self._verified.discard(info.seq)
 
     def reader(self, seq: int) -> SegmentReader:
         """A reader, kept for the next time; its file is checked once per process."""
@@ -162,6 +179,7 @@ class Catalog:
                         self._drop(seq)
                         self._unlinked[seq] = info.file_bytes
         finally:
+            self.forget_unmapped()
             if freed:
                 self._disk.fsync_dir(SEGMENTS)
         return freed
@@ -177,9 +195,9 @@ class Catalog:
             if count > MAX_NAMESAKES:
                 raise LimitExceeded(f"quarantined files of segment {seq}", count, MAX_NAMESAKES)
             target = f"{QUARANTINE}/{segment_name(seq)}.{count}"
+        disk.rename(segment_path(seq), target)
         with self._lock:
             self._drop(seq)
-        disk.rename(segment_path(seq), target)
         # The new name first: a crash between may leave two names, never none.
         disk.fsync_dir(QUARANTINE)
         disk.fsync_dir(SEGMENTS)
@@ -188,7 +206,8 @@ class Catalog:
         return record
 
     def _drop(self, seq: int) -> None:
-        self._infos.pop(seq, None)
+        info = self._infos.pop(seq, None)
+        self.file_bytes -= 0 if info is None else info.file_bytes
         self._readers.pop(seq, None)
         self._verified.discard(seq)
 

@@ -353,6 +353,10 @@ class SubscriberState:
         done = segment.done if segment else 0
         return (_ones(visible) & ~(done | self._before(segment_seq, visible))).bit_count()
 
+    def unfinished(self) -> list[tuple[int, int]]:
+        """Segments with something not done, in order, with how much."""
+        return [(seq, self._segments[seq].left) for seq in self._unfinished]
+
     def outstanding_refs(self, first: int, last: int) -> Iterator[BundleRef]:
         """Bundles not done in segments ``first`` to ``last``, both included, in order."""
         low, high = bisect_left(self._unfinished, first), bisect_left(self._unfinished, last + 1)

@@ -191,6 +191,11 @@ class Subscriber:
         with self._lock:
             return list(islice(self._state.outstanding_refs(first, last), limit))
 
+    def unfinished(self) -> list[tuple[int, int]]:
+        """See :meth:`SubscriberState.unfinished`."""
+        with self._lock:
+            return self._state.unfinished()
+
     def oldest_incomplete(self, open_segment: int) -> int:
         with self._lock:
             return self._state.oldest_incomplete(open_segment)

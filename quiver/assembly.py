@@ -1,0 +1,183 @@
+"""Putting a store together from what recovery found: who is given what.
+
+The parts don't know each other; here, and only here, they are introduced.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from structlog.stdlib import BoundLogger
+
+from quiver import metrics as m
+from quiver.budget import DiskBudget
+from quiver.clock import Clock
+from quiver.config import Config
+from quiver.delivery import Delivery
+from quiver.disk.disk import Disk
+from quiver.disk.reserve import Reserve
+from quiver.errors import QuiverError
+from quiver.format.wal_header import layout_hash
+from quiver.ingest import Ingest
+from quiver.memory import MemoryBudget, MemoryShare
+from quiver.metrics import Metrics
+from quiver.parts import Parts
+from quiver.reading import Reader
+from quiver.recovery import Recovered
+from quiver.replay import Replay
+from quiver.segment.accumulator import OpenSegment
+from quiver.tail import Tail
+from quiver.upkeep import Upkeep
+from quiver.waiting import SealWait
+from quiver.wal.group import Commits
+from quiver.wal.reader import read_log
+from quiver.wal.writer import WalWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the parts call the store for."""
+
+    on_durable: Callable[[int], None]
+    on_rollback: Callable[[int, QuiverError], None]
+    flush: Callable[[], object]
+    check: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A store's parts, ready to work."""
+
+    parts: Parts
+    commits: Commits | None
+    seal_wait: SealWait
+    upkeep: Upkeep
+    delivery: Delivery
+    memory: MemoryShare | None
+
+    def close(self) -> None:
+        """Let go of what is shared with others."""
+        if self.parts.wal is not None:
+            self.parts.wal.close()
+        if self.memory is not None:
+            self.memory.close()
+        self.parts.share.close()
+
+
+def assemble(
+    disk: Disk,
+    config: Config,
+    clock: Clock,
+    recovered: Recovered,
+    *,
+    where: str,
+    metrics: Metrics,
+    log: BoundLogger,
+    hooks: Hooks,
+    budget: DiskBudget | None,
+    memory: MemoryBudget | None,
+) -> Assembly:
+    """Make every part and introduce them."""
+    lock = threading.Lock()
+    tail = Tail(config.segment, recovered.next_segment)
+    tail.adopt(recovered.segments)
+    wal = None
+    if config.durability == "wal":
+        wal = WalWriter(
+            disk,
+            config.wal,
+            layout_hash=layout_hash(config.slots),
+            lock=lock,
+            start=recovered.log,
+            clock=clock,
+            on_durable=hooks.on_durable,
+            on_rollback=hooks.on_rollback,
+            on_group=_group_counter(metrics),
+        )
+    commits = None if wal is None else Commits(wal, config.wal, clock)
+    seal_wait = SealWait(hooks.flush, hooks.check, clock)
+    ingest = Ingest(
+        config,
+        lock=lock,
+        clock=clock,
+        last_ts=recovered.last_ts,
+        slots=recovered.slots,
+        window=recovered.window,
+        tail=tail,
+        wal=wal,
+        waiter=commits or seal_wait,
+        next_sequence=recovered.next_sequence,
+        metrics=metrics,
+        refuse=lambda size: upkeep.admission.refusal(size),
+    )
+    parts = Parts(
+        disk=disk,
+        config=config,
+        clock=clock,
+        lock=lock,
+        ingest=ingest,
+        tail=tail,
+        wal=wal,
+        catalog=recovered.catalog,
+        registry=recovered.registry,
+        slots=recovered.slots,
+        ledger=recovered.ledger,
+        reserve=Reserve(disk, config.reserve),
+        share=(budget or DiskBudget(config.retention.size_cap)).register(where, config),
+        metrics=metrics,
+        log=log,
+    )
+    share = None if memory is None else memory.join(lambda: tail.nbytes)
+    upkeep = Upkeep(
+        parts,
+        floor=recovered.floor,
+        state=recovered.state,
+        memory=share,
+        rebuild=lambda seq: _from_log(parts, seq),
+        on_sealed=seal_wait.tell,
+    )
+    reader = Reader(tail, recovered.catalog, upkeep.sweeping.lose)
+    delivery = Delivery(recovered.registry, reader, recovered.slots, clock, metrics)
+    _watch_gauges(parts, where)
+    return Assembly(parts, commits, seal_wait, upkeep, delivery, share)
+
+
+def _from_log(parts: Parts, seq: int) -> OpenSegment | None:
+    """A segment put together again from the log, if that still has all of it."""
+    if parts.wal is None:
+        return None
+    replay = Replay(lambda number: number != seq, parts.ingest.next_sequence)
+    read_log(parts.disk, layout_hash=None, visit=replay, salvage=True)
+    return next((segment for segment in replay.segments if segment.seq == seq), None)
+
+
+def _group_counter(metrics: Metrics) -> Callable[[int, float], None]:
+    syncs = metrics.counter(m.WAL_SYNCS)
+    nbytes = metrics.counter(m.WAL_BYTES_WRITTEN)
+    seconds = metrics.histogram(m.WAL_SYNC_SECONDS)
+    sizes = metrics.histogram(m.WAL_GROUP_BYTES)
+
+    def count(size: int, took: float) -> None:
+        syncs.add()
+        nbytes.add(size)
+        seconds.observe(took)
+        sizes.observe(size)
+
+    return count
+
+
+def _watch_gauges(parts: Parts, where: str) -> None:
+    """Gauges are read when somebody looks: nothing to keep up to date on the way."""
+    gauge = parts.metrics.gauge
+    gauge(m.SEGMENT_OPEN_BYTES).watch(lambda: parts.tail.nbytes)
+    gauge(m.SEGMENT_COUNT).watch(lambda: len(parts.catalog))
+    gauge(m.SEGMENT_MAPPED).watch(lambda: parts.catalog.open_readers)
+    gauge(m.SEGMENT_DISK_BYTES).watch(lambda: parts.usage().segments)
+    gauge(m.WAL_BYTES).watch(lambda: parts.usage().log)
+    gauge(m.POISONED).watch(lambda: parts.disk.poison.cause is not None)
+    gauge(m.CORE_BYTES, core_id=where).watch(lambda: parts.usage().on_disk)
+    gauge(m.CORE_CAP_FRACTION, core_id=where).watch(
+        lambda: parts.usage().on_disk / cap if (cap := parts.share.cap) else 0.0
+    )

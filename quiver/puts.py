@@ -1,0 +1,142 @@
+"""A put from check to receipt: prepare, find room, stage, see to what follows.
+
+When there is no room the put helps itself: without a background it does the work that
+makes room, with one it asks for it and waits as long as it was told to.  Otherwise it is
+refused at once, with the reason.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from quiver import metrics as m
+from quiver.background import Background, Driven
+from quiver.errors import Backpressure, QuiverError, Reason
+from quiver.events import INGEST_RESUMED, INGEST_THROTTLED
+from quiver.ingest import Prepared
+from quiver.parts import Parts
+from quiver.receipt import Receipt
+from quiver.tail import Trigger
+from quiver.upkeep import Upkeep
+from quiver.wal.group import Commits
+
+ASSIST_ROUNDS: Final = 4
+"""How often a put makes room by itself before it gives up."""
+THROTTLE_LOG_SECONDS: Final = 10.0
+"""A store under pressure refuses thousands of puts a second: one line says it as well."""
+
+
+class Throttle:
+    """Counts refusals and logs them, seldom enough to be read."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._logged_at: float | None = None
+        self._unlogged = 0
+        self._told = False
+        self.on = False
+        """Whether the last put was refused."""
+
+    def refused(self, refusal: Backpressure) -> None:
+        parts, reason = self._parts, str(refusal.reason)
+        parts.metrics.counter(m.INGEST_THROTTLE, reason=reason).add()
+        now = parts.clock.monotonic()
+        self.on = True
+        self._unlogged += 1
+        if self._logged_at is None or now - self._logged_at >= THROTTLE_LOG_SECONDS:
+            count, self._unlogged, self._logged_at = self._unlogged, 0, now
+            self._told = True
+            parts.log.warning(
+                INGEST_THROTTLED, reason=reason, refused=count, detail=refusal.message
+            )
+
+    def accepted(self) -> None:
+        """The first put that came in again."""
+        self.on = False
+        if self._told:
+            self._told = False
+            self._parts.log.info(INGEST_RESUMED)
+
+
+class Puts:
+    """Takes prepared bundles in."""
+
+    def __init__(
+        self, parts: Parts, upkeep: Upkeep, commits: Commits | None, store: Driven
+    ) -> None:
+        self._parts = parts
+        self._upkeep = upkeep
+        self._commits = commits
+        self._store = store
+        self._throttle = Throttle(parts)
+        self._seconds = parts.metrics.histogram(m.INGEST_SECONDS)
+        self._each = commits is not None and parts.config.wal.flush == "every"
+        self.background: Background | None = None
+        self.stopping = threading.Event()
+        """Ends every wait: the store closes."""
+
+    def put(self, prepare: Callable[[], Prepared], timeout: float) -> Receipt:
+        """Check, stage, and answer."""
+        began = self._parts.clock.monotonic()
+        try:
+            prepared = prepare()
+        except QuiverError as error:
+            self._parts.metrics.counter(m.INGEST_REFUSED, code=error.code).add()
+            raise
+        receipt = self._admit(prepared, began + timeout if timeout > 0 else None)
+        self._seconds.observe(self._parts.clock.monotonic() - began)
+        return receipt
+
+    def _admit(self, prepared: Prepared, deadline: float | None) -> Receipt:
+        parts, tail = self._parts, self._parts.tail
+        rounds = 0
+        while True:
+            with parts.lock:
+                parts.disk.poison.check()
+                answer = parts.ingest.stage(prepared)
+                full = tail.full_by()
+                if full is not None:
+                    tail.close(full)
+            if isinstance(answer, Receipt):
+                self._after(answer, full is not None)
+                return answer
+            rounds += 1
+            if not self._make_room(answer, rounds, deadline):
+                self._throttle.refused(answer)
+                raise answer
+
+    def _after(self, receipt: Receipt, full: bool) -> None:
+        background, commits = self.background, self._commits
+        if self._throttle.on:
+            self._throttle.accepted()
+        if background is not None:
+            if commits is not None and not commits.gather:
+                background.flush_soon(self._store)
+            if full:
+                background.work_soon(self._store)
+        elif full:
+            self._upkeep.seal_quietly()
+        if self._each and commits is not None and not receipt.done:
+            commits.wait(receipt)
+
+    def _make_room(self, refusal: Backpressure, rounds: int, deadline: float | None) -> bool:
+        """Try to get a refused put in: do the work here, or wait for those who do it."""
+        parts, background = self._parts, self.background
+        if refusal.reason is Reason.WAL_FULL:
+            with parts.lock:
+                parts.tail.close(Trigger.PRESSURE)
+        if background is None:
+            if rounds <= ASSIST_ROUNDS and self._upkeep.relieve(refusal):
+                return True
+        else:
+            background.flush_soon(self._store)
+            background.work_soon(self._store)
+        if deadline is None:
+            return False
+        left = deadline - parts.clock.monotonic()
+        if left <= 0:
+            return False
+        # Whoever acks, deletes or writes in another thread makes the room.
+        return not self.stopping.wait(min(left, refusal.retry_after_ms / 1000))

@@ -1,0 +1,98 @@
+"""Finding a bundle by its ref, wherever it lies now: in memory, or in a segment's file.
+
+Only what is durable is found.  A bundle that was accepted and is not synced yet may still
+be taken back, and nobody must have seen it then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import pyarrow as pa
+
+from quiver.errors import BundleGone, NotFound, SegmentDamage, SlotNotInBundle, UnknownBundle
+from quiver.format.record import BundleMeta
+from quiver.ids import BundleRef
+from quiver.segment.accumulator import OpenSegment
+from quiver.segment.catalog import Catalog
+from quiver.segment.info import SegmentInfo
+from quiver.segment.reader import SegmentReader
+from quiver.tail import Tail
+
+
+class Reader:
+    """Reads bundles; a segment found damaged is handed to ``on_damage``."""
+
+    def __init__(
+        self,
+        tail: Tail,
+        catalog: Catalog,
+        on_damage: Callable[[int, SegmentDamage], None],
+    ) -> None:
+        self._tail = tail
+        self._catalog = catalog
+        self._on_damage = on_damage
+
+    def info(self, seq: int) -> SegmentInfo | None:
+        """What is known about a written segment without reading it."""
+        return self._catalog.info(seq)
+
+    def find(self, seq: int) -> tuple[OpenSegment | SegmentReader, int]:
+        """The segment and how many bundles of it are durable.
+
+        It is in the catalog before it leaves memory, so looking in this order finds it.
+        """
+        found = self._tail.find(seq)
+        if found is not None:
+            return found
+        try:
+            reader = self._catalog.reader(seq)
+            return reader, len(reader)
+        except SegmentDamage as damage:
+            self._on_damage(seq, damage)
+        found = self._tail.find(seq)  # it may have been rebuilt from the log
+        if found is not None:
+            return found
+        try:
+            reader = self._catalog.reader(seq)  # or written again since
+            return reader, len(reader)
+        except NotFound:
+            raise BundleGone(
+                f"segment {seq} was damaged and has been set aside.",
+                advice="What was lost is in the loss ledger, the file in quarantine/.",
+                segment=seq,
+                outcome="lost",
+            ) from None
+
+    def _segment_of(self, ref: BundleRef) -> OpenSegment | SegmentReader:
+        segment, count = self.find(ref.segment_seq)
+        if not 0 <= ref.bundle_index < count:
+            raise UnknownBundle(f"there is no bundle {ref}, or it is not durable yet.", ref=ref)
+        return segment
+
+    def meta(self, ref: BundleRef) -> BundleMeta:
+        """What is known about a bundle."""
+        return self._segment_of(ref).meta(ref.bundle_index)
+
+    def slot_ids(self, ref: BundleRef) -> list[int]:
+        """The slots a bundle has, in ascending order."""
+        segment = self._segment_of(ref)
+        if isinstance(segment, OpenSegment):
+            return sorted(slot.slot for slot in segment.slots(ref.bundle_index))
+        return sorted(found.slot_id for found in segment.slot_refs(ref.bundle_index))
+
+    def read(
+        self,
+        ref: BundleRef,
+        slots: Collection[int] | None = None,
+        columns: Mapping[int, Sequence[str]] | None = None,
+    ) -> dict[int, pa.RecordBatch]:
+        """The batches of a bundle by slot id: all, or only the slots and columns named."""
+        segment = self._segment_of(ref)
+        try:
+            return segment.read(ref.bundle_index, slots, columns)
+        except SlotNotInBundle:  # the caller's mistake, not the file's
+            raise
+        except SegmentDamage as damage:
+            self._on_damage(ref.segment_seq, damage)
+        return self._segment_of(ref).read(ref.bundle_index, slots, columns)

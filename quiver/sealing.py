@@ -1,0 +1,153 @@
+"""Writing closed segments, and letting go of the log that they cover.
+
+    log durable → segment file durable → readers switch → floor → log retired
+
+A failed try changes nothing: the segment stays in memory and in the log, and is tried
+again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from quiver import metrics as m
+from quiver.errors import Poisoned, QuiverError, StorageFull
+from quiver.events import SEGMENT_FINALIZE_FAILED, SEGMENT_FINALIZED
+from quiver.parts import Parts
+from quiver.records import Records
+from quiver.segment.accumulator import OpenSegment
+from quiver.segment.writer import write_segment
+from quiver.wal.files import write_cursor
+
+RETRY_SECONDS: Final = 0.5
+
+
+class Sealing:
+    """Turns closed segments into files, oldest first; ``lock`` is upkeep's."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        lock: threading.RLock,
+        records: Records,
+        on_sealed: Callable[[], None],
+    ) -> None:
+        self._parts = parts
+        self._lock = lock
+        self._records = records
+        self._on_sealed = on_sealed
+        self.retry_at = 0.0
+        """After a failure: when the background should try again."""
+
+    def seal_all(self) -> int:
+        """Write every closed segment; how many."""
+        count = 0
+        while self.seal_one():
+            count += 1
+        return count
+
+    def try_all(self) -> tuple[int, QuiverError | None]:
+        """As :meth:`seal_all`, for those who have more to do than this: never raises."""
+        count = 0
+        try:
+            while self.seal_one():
+                count += 1
+        except QuiverError as error:
+            return count, error
+        return count, None
+
+    def seal_one(self) -> bool:
+        """Write the oldest closed segment, if there is one; whether something was done."""
+        parts = self._parts
+        with self._lock:
+            segment = self._next_closed()
+            if segment is None:
+                return False
+            trigger = parts.tail.trigger_of(segment.seq)
+            began = parts.clock.monotonic()
+            try:
+                info = write_segment(parts.disk, segment, parts.slots.names)
+            except QuiverError as error:
+                self._failed(segment, error)
+                raise
+            with parts.lock:
+                parts.catalog.add(info)
+                parts.tail.remove(segment.seq)
+                receipts = parts.ingest.unsealed.pop(segment.seq, ())
+                growing = parts.growing()
+                parts.ingest.settle_sealed(receipts)
+            parts.registry.observe(info.seq, info.bundle_count)
+            parts.registry.advance_open(growing)
+            for receipt in receipts:
+                receipt.complete()
+            self._on_sealed()
+            self._count(trigger, info.file_bytes, parts.clock.monotonic() - began)
+            parts.log.debug(
+                SEGMENT_FINALIZED, segment=info.seq, bundles=info.bundle_count, trigger=trigger
+            )
+            self._records.use_up_numbers()
+            self.retire_log()
+            return True
+
+    def _next_closed(self) -> OpenSegment | None:
+        """The oldest closed segment, once all of it is durable in the log."""
+        parts, wal = self._parts, self._parts.wal
+        with parts.lock:
+            closed = parts.tail.closed
+            if not closed:
+                return None
+            if wal is None or parts.tail.is_durable(closed[0]):
+                return closed[0]
+        # Staged but not synced: a segment may only hold what the log already has, or a
+        # failed group could not be taken back any more.
+        while wal.commit():
+            pass
+        with parts.lock:
+            closed = parts.tail.closed
+            return closed[0] if closed and parts.tail.is_durable(closed[0]) else None
+
+    def _failed(self, segment: OpenSegment, error: QuiverError) -> None:
+        parts = self._parts
+        self.retry_at = parts.clock.monotonic() + RETRY_SECONDS
+        parts.metrics.counter(m.SEGMENT_FINALIZE_FAILED).add()
+        parts.log.warning(SEGMENT_FINALIZE_FAILED, segment=segment.seq, error=str(error))
+        if isinstance(error, StorageFull):
+            self._records.note_full()
+
+    def _count(self, trigger: str, nbytes: int, seconds: float) -> None:
+        metrics = self._parts.metrics
+        metrics.counter(m.SEGMENT_FINALIZED, trigger=trigger).add()
+        metrics.histogram(m.SEGMENT_BYTES).observe(nbytes)
+        metrics.histogram(m.SEGMENT_FINALIZE_SECONDS).observe(seconds)
+
+    # The log
+
+    def retire_log(self) -> None:
+        """Let go of log files whose bundles are all in segment files."""
+        parts, wal = self._parts, self._parts.wal
+        if wal is None:
+            return
+        with parts.lock:
+            sealed_through = parts.tail.oldest - 1
+        if not wal.retirable(sealed_through):
+            return
+        if self._records.is_stale:
+            self._records.checkpoint()
+        self._records.keep_floor()
+        wal.retire(sealed_through)
+        # The cursor is a hint: a log that can't be shortened for want of it would be worse.
+        try:
+            write_cursor(parts.disk, wal.oldest_position)
+        except Poisoned:
+            raise
+        except QuiverError as error:
+            parts.log.debug(SEGMENT_FINALIZE_FAILED, step="cursor", error=str(error))
+
+    def rotate_old_log(self) -> None:
+        """Close a log file that is older than it may get, even when nothing is written."""
+        wal, age = self._parts.wal, self._parts.config.wal.max_idle_age
+        if wal is not None and age is not None and wal.file_age >= age:
+            wal.rotate()
+            self.retire_log()

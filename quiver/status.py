@@ -1,0 +1,102 @@
+"""How a store is doing, as one value: for people (``print``) and for programs (JSON)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from quiver.budget import Usage
+from quiver.format.state import Loss
+from quiver.ids import BundleRef
+from quiver.lag import Lag
+from quiver.recovery import Report
+from quiver.units import format_size
+from quiver.wal.writer import WalWriter
+
+
+class State(StrEnum):
+    """How much a store can be relied on."""
+
+    OK = "ok"
+    DEGRADED = "degraded"  # it works; something was lost, or a segment can't be written
+    POISONED = "poisoned"  # reads only, until a restart
+
+
+@dataclass(frozen=True, slots=True)
+class LogStatus:
+    """The log."""
+
+    files: int
+    nbytes: int
+    unsynced_bytes: int
+
+    @classmethod
+    def of(cls, wal: WalWriter | None) -> LogStatus | None:
+        return None if wal is None else cls(wal.file_count, wal.bytes_on_disk, wal.staged_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberStatus:
+    """One subscriber."""
+
+    name: str
+    status: str
+    lag: Lag
+    claimed: int
+    oldest: BundleRef | None
+    """The oldest bundle it has not finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """A store at one moment. Parts of it may be a moment apart: nothing waits for this."""
+
+    where: str
+    state: State
+    problems: tuple[str, ...]
+    bundles: int
+    """Bundles that can be read."""
+    segments: int
+    """Segment files."""
+    unwritten_segments: int
+    next_segment: int
+    next_sequence: int
+    durable_before: int
+    usage: Usage
+    cap: int | None
+    log: LogStatus | None
+    subscribers: tuple[SubscriberStatus, ...]
+    losses: tuple[Loss, ...]
+    loss_totals: Mapping[str, int]
+    recovery: Report
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain values, ready for ``json.dumps``."""
+        return {
+            **asdict(self),
+            "state": str(self.state),
+            "usage": {
+                **asdict(self.usage),
+                "on_disk": self.usage.on_disk,
+                "committed": self.usage.committed,
+            },
+        }
+
+    def __str__(self) -> str:
+        usage = self.usage
+        limit = "" if self.cap is None else f" of {format_size(self.cap)}"
+        places = f"segments {format_size(usage.segments)}, log {format_size(usage.log)}"
+        where = f"{self.segments:,} segments and {self.unwritten_segments} unwritten"
+        lines = [
+            f"{self.where}: {self.state}",
+            f"  bundles      {self.bundles:,} in {where}",
+            f"  on disk      {format_size(usage.on_disk)}{limit}: {places}",
+        ]
+        lines += [
+            f"  subscriber   {one.name} ({one.status}): {one.lag.bundles:,} bundles,"
+            f" {format_size(one.lag.nbytes)}, {one.lag.age_seconds:,.0f} s behind"
+            for one in self.subscribers
+        ]
+        lines += [f"  problem      {problem}" for problem in self.problems]
+        return "\n".join(lines)
