@@ -103,6 +103,13 @@ class TornTail:
     sequence: int
     reason: str
 
+    def describe(self) -> str:
+        """For people: where, what, and what may be gone."""
+        return (
+            f"{self.file} byte {self.offset:,}: {self.reason};"
+            f" entries from sequence {self.sequence:,} on are not there"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LogDamage:

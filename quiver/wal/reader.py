@@ -8,8 +8,8 @@ the entries stop at …        in a rotated file,  in the last file, and …
                              successor
 ===========================  ==================  ===================================
 the end, zeros, an old lap   fine if the next    a later entry proves the expected
-                             file begins with    one synced: damage; else the end
-                             the expected entry
+                             file begins with    one synced: damage; else the end, torn
+                             the expected entry  if not even the terminator is there
 anything else                damage              a later entry proves it: damage;
                                                  else a torn tail
 nothing: no active file and  damage
@@ -39,6 +39,7 @@ from quiver.format.wal_header import (
     check_layout,
     decode_header,
 )
+from quiver.format.wal_scan import TERMINATOR
 from quiver.wal.contents import (
     LogContents,
     LogDamage,
@@ -224,17 +225,23 @@ class _Log:
                 return True
             self._resumed_at(self._own_start_after(index))
             return False
+        path = self._names[index].path
         if scan.ending is Ending.BAD:
-            self._torn.append(
-                TornTail(
-                    self._names[index].path,
-                    scan.offset,
-                    scan.size - scan.offset,
-                    scan.expected,
-                    "the last write is incomplete",
-                )
-            )
+            length, reason = scan.size - scan.offset, "the last write is incomplete"
+            self._torn.append(TornTail(path, scan.offset, length, scan.expected, reason))
+        elif self._lacks_terminator(index, scan):
+            reason = "the file ends without a terminator"
+            self._torn.append(TornTail(path, scan.size, 0, scan.expected, reason))
         return False
+
+    def _lacks_terminator(self, index: int, scan: FileScan) -> bool:
+        """Whether the log's end may have been cut off, between two entries.
+
+        Every group comes with a terminator behind it; only a clean close leaves none.
+        """
+        if scan.foreign or scan.sealed or self._names[index].number is not None:
+            return False
+        return scan.ending is not Ending.OLD and scan.size < scan.offset + len(TERMINATOR)
 
     def _damage_at_stop(self, index: int, scan: FileScan) -> str | None:
         if scan.foreign:

@@ -4,9 +4,9 @@ Kept apart from reading, so that the tools that only look can't write.  It is sa
 interrupted and done again: each step leaves a log that reads the same.
 
 1. A torn tail is copied to ``quarantine/`` and cut off.
-2. The last file is cut behind its last entry in any case.  A group that was never synced
-   may have left whole entries behind a hole; later a new entry of the right length could
-   bring them back.
+2. The last file is cut behind its last entry in any case, and gets a terminator again.  A
+   group that was never synced may have left whole entries behind a hole; later a new entry
+   of the right length could bring them back.
 3. What no later entry proves to be synced is written again and synced.  After a kill it
    may be in the page cache only, and after a failed fsync the cache shows bytes that the
    disk does not have (Rebello et al., ATC '20).
@@ -16,12 +16,14 @@ interrupted and done again: each step leaves a log that reads the same.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Final
 
 from quiver.disk.disk import Disk, File
 from quiver.errors import StorageFull
 from quiver.format.crc import crc32
+from quiver.format.wal_scan import TERMINATOR
 from quiver.wal.contents import LogContents, TornTail
 from quiver.wal.files import ACTIVE, DIRECTORY, NEW, SPARE, LogFile
 
@@ -54,7 +56,8 @@ def repair_tail(disk: Disk, contents: LogContents) -> TailRepair:
         cut += _cut(disk, torn.file, torn.offset)
     if contents.files and not contents.sealed:
         last = contents.files[-1]
-        _cut(disk, last.path, last.end)
+        if not _is_terminated(disk, last):
+            _cut(disk, last.path, last.end)
         rewritten = _rewrite(disk, last, contents.proven_end)
     if contents.files:
         _name_active(disk, contents.files[-1])
@@ -112,12 +115,21 @@ def _cut(disk: Disk, path: str, end: int) -> int:
     return size - end
 
 
+def _is_terminated(disk: Disk, last: LogFile) -> bool:
+    """Whether nothing but a terminator is behind the last entry."""
+    with disk.open(last.path) as file:
+        return file.pread(len(TERMINATOR) + 1, last.end) == TERMINATOR
+
+
 def _rewrite(disk: Disk, last: LogFile, proven_end: int) -> int:
     at = min(proven_end, last.end)
     disk.chmod(last.path, _WRITABLE)
     with disk.open(last.path, write=True) as file:
         while at < last.end and (data := file.pread(min(COPY_CHUNK, last.end - at), at)):
             at += file.write_all([data], at)
+        if not last.header.foreign:
+            with contextlib.suppress(StorageFull):  # without it the end is only less certain
+                file.write_all([TERMINATOR], last.end)
         file.fsync()
     return max(0, last.end - proven_end)
 

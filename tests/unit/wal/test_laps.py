@@ -150,7 +150,7 @@ def test_a_stale_entry_behind_a_hole_does_not_come_back() -> None:
     raw = MemoryDisk.from_image({ACTIVE: data[:end] + bytes(size) + data[end + size :]})
     assert read(raw.image()).torn is None
     again = reopened(raw, config)
-    assert len(raw.image()[ACTIVE]) == end
+    assert raw.image()[ACTIVE][end:] == TERMINATOR
     again.put(b"new10", segment=1)
     assert b"old" not in b"".join(raw.image().values())
 

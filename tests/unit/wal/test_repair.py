@@ -8,8 +8,9 @@ import pytest
 
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
-from quiver.disk.oplog import Sync, Write
+from quiver.disk.oplog import Durability, Sync, Truncate, Write
 from quiver.errors import IoFault
+from quiver.format.wal_scan import TERMINATOR
 from quiver.wal.files import ACTIVE
 from quiver.wal.reader import read_log
 from quiver.wal.repair import repair_tail
@@ -37,13 +38,16 @@ def repair(raw: MemoryDisk | FaultyDisk) -> tuple[str, ...]:
 
 
 def test_a_torn_tail_is_kept_and_cut() -> None:
-    """The torn bytes go to quarantine, whole; the file ends behind its last good entry."""
+    """The torn bytes go to quarantine, whole; the file ends behind its last good entry.
+
+    A terminator is behind it again: without one, the end might have been cut off.
+    """
     files, end = torn_log()
     raw = MemoryDisk.from_image(files)
     (copy,) = repair(raw)
     after = raw.image()
     assert after[copy] == files[ACTIVE][end:]
-    assert after[ACTIVE] == files[ACTIVE][:end]
+    assert after[ACTIVE] == files[ACTIVE][:end] + TERMINATOR
     contents = read(after)
     assert contents.torn is None
     assert sorted(payloads(contents)) == [0, 1, 2, 3]
@@ -88,10 +92,12 @@ def test_what_is_not_proven_is_written_again() -> None:
     entry = list(contents.entries())[-1]
     repair(raw)
     writes = [op for op in raw.ops if isinstance(op, Write)]
+    end = contents.files[-1].end
     assert [(op.offset, len(op.data)) for op in writes] == [
-        (entry.offset, contents.files[-1].end - entry.offset)
+        (entry.offset, end - entry.offset),
+        (end, len(TERMINATOR)),
     ]
-    assert isinstance(raw.ops[raw.ops.index(writes[0]) + 1], Sync)
+    assert isinstance(raw.ops[raw.ops.index(writes[-1]) + 1], Sync)
     assert payloads(read(raw.image())) == {0: b"proven", 1: b"not yet"}
 
 
@@ -121,7 +127,7 @@ def test_a_full_disk_does_not_keep_a_store_shut() -> None:
     raw = MemoryDisk.from_image(files)
     raw.capacity = raw.used
     assert repair(raw) == ()
-    assert raw.image() == {ACTIVE: files[ACTIVE][:end]}
+    assert raw.image() == {ACTIVE: files[ACTIVE][:end] + TERMINATOR}
 
 
 def test_faults_in_repair_are_faults() -> None:
@@ -137,4 +143,37 @@ def test_faults_in_repair_are_faults() -> None:
         with pytest.raises((IoFault, Exception)):
             repair(faulty)
         repair(raw)
-        assert raw.image()[ACTIVE] == files[ACTIVE][:end]
+        assert raw.image()[ACTIVE] == files[ACTIVE][:end] + TERMINATOR
+
+
+def test_an_end_without_a_terminator_is_reported() -> None:
+    """Cut between two entries, a log looks whole: it is told, and whole again afterwards."""
+    log = Log(config=small(rotation_target=1 << 20))
+    for n in range(3):
+        log.put(b"%d" % n)
+    files = image(log)
+    ends = [entry.offset for entry in read(files).entries()] + [read(files).files[-1].end]
+    assert read(files).torn is None
+    for end in ends:
+        for zeros in (0, 1, 63):
+            data = files[ACTIVE][:end] + bytes(zeros)
+            torn = read({ACTIVE: data}).torn
+            assert torn is not None
+            assert (torn.offset, torn.length) == (len(data), 0)
+            assert "terminator" in torn.describe()
+            raw = MemoryDisk.from_image({ACTIVE: data})
+            assert repair(raw) == ()
+            assert read(raw.image()).torn is None
+
+
+def test_a_terminator_that_is_there_is_never_cut() -> None:
+    """Opening a log again and again must not make its end look uncertain in between."""
+    log = Log()
+    log.put(b"x")
+    raw = MemoryDisk.from_image(image(log))
+    repair(raw)
+    durable = Durability(image(log))
+    for op in raw.ops:
+        durable.apply(op)
+        assert read(durable.image()).torn is None
+    assert not any(isinstance(op, Truncate) for op in raw.ops)
