@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
 
 from quiver import metrics as m
 from quiver.errors import StorageFull
@@ -18,9 +17,6 @@ from quiver.events import DISK_FULL, DISK_RECOVERED
 from quiver.format.floor import FLOOR_PATH, Floor, encode_floor, gone_below
 from quiver.format.state import STATE_NAME, Checkpoint, encode_state
 from quiver.parts import Parts
-
-NUMBERS_AHEAD: Final = 16
-"""Segment numbers used up at a time where there is no log to know them."""
 
 
 class Records:
@@ -89,14 +85,20 @@ class Records:
 
     # The floor
 
-    def keep_floor(self, *, without: frozenset[int] = frozenset()) -> None:
+    def keep_floor(
+        self, *, without: frozenset[int] = frozenset(), log_first: int | None = None
+    ) -> None:
         """Make durable which numbers are used up, and which of them have a file.
 
-        ``without`` are segments about to be deleted.
+        ``without`` are segments about to be deleted, ``log_first`` is the sequence that the
+        log is about to begin with.  Without a log, numbers are used up before they are
+        given out; it is written with every segment then, so that no put waits for it.
         """
         tail = self._parts.tail
         with self._parts.lock:
             sealed_below, following = tail.oldest, tail.next_segment
+        if self._parts.wal is None:
+            following += self._parts.config.segment.max_unfinalized
         live = {info.seq for info in self._parts.catalog.infos} - without
         replay_floor = max(sealed_below, self._floor.replay_floor)
         floor = replace(
@@ -104,6 +106,7 @@ class Records:
             next_segment=max(following, self._floor.next_segment),
             replay_floor=replay_floor,
             gone=gone_below(replay_floor, live),
+            log_first=self._floor.log_first if log_first is None else log_first,
         )
         if floor != self._floor:
             self._write_floor(floor)
@@ -112,24 +115,10 @@ class Records:
         self._guarded(lambda: self._parts.disk.replace(FLOOR_PATH, encode_floor(floor)))
         self._floor = floor
 
-    def use_up_numbers(self) -> None:
-        """Without a log a segment's number must be used up, durably, before it is given out.
-
-        Some are taken at a time, and every written segment sees to it that there are
-        enough, so a put never waits for this.
-        """
-        if self._parts.wal is not None:
-            return
-        with self._lock:
-            wanted = self._parts.tail.next_segment + self._parts.config.segment.max_unfinalized
-            if wanted > self._floor.next_segment:
-                following = wanted + NUMBERS_AHEAD
-                self._write_floor(replace(self._floor, next_segment=following))
-
-    def mark_log_begun(self) -> None:
-        """From now on a missing log is damage."""
+    def mark_log_begun(self, first: int) -> None:
+        """From now on a missing log is damage, and so is one without its first file."""
         if not self._floor.has_log:
-            self._write_floor(replace(self._floor, has_log=True))
+            self._write_floor(replace(self._floor, has_log=True, log_first=first))
 
     # Progress
 

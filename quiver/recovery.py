@@ -11,11 +11,14 @@ another process with the lock                   refused: ``StoreLocked``
 floor or checkpoint damaged, or missing though  refused: ``StateCorrupt``
   something says there was one
 log with an entry that was synced and is bad,   refused: ``WalCorrupt``
-  a gap, or no log though there was one
+  a gap, or no log though there was one; a log
+  that ends before what segments or checkpoint
+  know of
 log of another slot table                       refused: ``LayoutMismatch``
 torn end of the log (never promised)            copied to quarantine, cut, reported
 log entries whose segment has no file           segments in memory, written soon
-log of the Rust crate                           its entries made into segments, then removed
+log of the Rust crate, or one of ours in a      its entries made into segments, then removed
+  store that now goes without
 segment damaged or missing, the log covers it   rebuilt from the log; damaged file set aside
 segment damaged or missing, the log doesn't     set aside; its bundles recorded as lost
 segment file whose number is gone               deleted: a crash came before the deletion
@@ -35,8 +38,8 @@ from dataclasses import dataclass, field, replace
 from quiver.bundle import SlotTable
 from quiver.clock import Clock
 from quiver.config import Config
+from quiver.contradictions import contradictions, known_sequence
 from quiver.disk.disk import Disk
-from quiver.errors import Damage, StateCorrupt, WalCorrupt
 from quiver.events import (
     BUNDLES_LOST,
     FOREIGN_ADOPTED,
@@ -61,7 +64,7 @@ from quiver.segment.writer import write_segment
 from quiver.subscriber.registry import Registry
 from quiver.survey import Survey, first_free_segment, survey
 from quiver.wal.contents import LogEntry, LogStart
-from quiver.wal.files import ACTIVE, CURSOR, DIRECTORY, log_names
+from quiver.wal.files import CURSOR, DIRECTORY, log_names
 from quiver.wal.repair import repair_tail
 from quiver.window import KeyWindow
 
@@ -75,6 +78,7 @@ class Report:
     bundles_replayed: int = 0
     bytes_replayed: int = 0
     torn_bytes: int = 0
+    torn_tails: tuple[str, ...] = ()
     rebuilt: tuple[int, ...] = ()
     quarantined: tuple[str, ...] = ()
     lost: tuple[Loss, ...] = ()
@@ -124,6 +128,7 @@ class _Recovery:
         self._log = get_logger()
         self._catalog = Catalog(disk, config.read_mode, config.max_mapped_segments)
         self._slots = SlotTable(config.slots)
+        self._without_log = config.durability == "segment_only"
 
     def run(self) -> Recovered:
         layout = layout_hash(self._config.slots)
@@ -139,27 +144,33 @@ class _Recovery:
         self._finish_deletions(found)
         lost_seqs = self._lost(found)
         self._learn_slots(found)
+        segments = self._seal_without_log(found)
         next_segment = first_free_segment(found, (info.seq for info in self._catalog.infos))
-        registry, problems, missing = self._load_progress(found, next_segment)
+        registry, problems, missing = self._load_progress(found, segments, next_segment)
         losses = self._record_losses(ledger, lost_seqs, missing)
         log = self._log_start(found)
+        window = self._window(found)
+        floor = self._floor(found, next_segment)
+        if self._without_log and found.log.files and not found.log.foreign:
+            state, floor = self._end_log(found, window, ledger, floor, next_segment)
         return Recovered(
             catalog=self._catalog,
             registry=registry,
             slots=self._slots,
-            window=self._window(found),
+            window=window,
             ledger=ledger,
-            floor=self._floor(found, next_segment),
+            floor=floor,
             state=state,
-            segments=tuple(found.replay.segments),
+            segments=tuple(segments),
             next_segment=next_segment,
-            next_sequence=max(log.next_sequence, self._sequence_above(state)),
+            next_sequence=log.next_sequence,
             last_ts=self._last_ts(found),
             log=log,
             report=Report(
                 bundles_replayed=found.replay.bundles,
                 bytes_replayed=found.replay.nbytes,
                 torn_bytes=tail.cut_bytes,
+                torn_tails=tuple(torn.describe() for torn in found.log.torn_tails),
                 rebuilt=rebuilt,
                 quarantined=quarantined,
                 lost=losses,
@@ -172,24 +183,9 @@ class _Recovery:
     # Refuse
 
     def _refuse(self, found: Survey) -> None:
-        """Stop before anything is changed, if the small files don't add up."""
-        basics, log = found.basics, found.log
-        for small in (basics.floor, basics.state):
-            if isinstance(small, Damage):
-                raise small
-        floor = basics.floor
-        ours = any(not file.header.foreign for file in log.files)
-        if floor is None and ours:
-            raise _missing(FLOOR_PATH, "a log of this store is there")
-        if isinstance(floor, Floor):
-            if floor.has_state and basics.state is None:
-                raise _missing(STATE_NAME, "one was written")
-            if floor.has_log and not log.files and self._config.durability == "wal":
-                raise WalCorrupt(
-                    f"the log is missing: {ACTIVE} was begun and is gone. Nothing was changed.",
-                    advice="If it can't be brought back: quiver repair DIR",
-                    file=ACTIVE,
-                )
+        """Stop before anything is changed, if what is there doesn't add up."""
+        for problem in contradictions(found, self._catalog.infos):
+            raise problem
 
     # Segments
 
@@ -241,16 +237,15 @@ class _Recovery:
     # Subscribers
 
     def _load_progress(
-        self, found: Survey, next_segment: int
+        self, found: Survey, segments: list[OpenSegment], next_segment: int
     ) -> tuple[Registry, tuple[str, ...], dict[int, dict[str, int]]]:
         registry = Registry(self._disk, policy=self._config.subscribers.corrupt_progress)
         totals = {info.seq: info.bundle_count for info in self._catalog.infos}
-        deliver_memory = self._config.deliver == "durable" and self._config.durability == "wal"
-        if deliver_memory:
-            totals |= {seg.seq: seg.bundle_count for seg in found.replay.segments}
+        if self._config.deliver == "durable" and not self._without_log:
+            totals |= {seg.seq: seg.bundle_count for seg in segments}
             growing = next_segment
         else:
-            growing = min((seg.seq for seg in found.replay.segments), default=next_segment)
+            growing = min((seg.seq for seg in segments), default=next_segment)
         problems: list[str] = []
         missing: dict[int, dict[str, int]] = {}
         for one in registry.load(found.basics.progress, totals, growing):
@@ -273,7 +268,7 @@ class _Recovery:
         window = KeyWindow(config.window_count, int(config.window_age * 1e9))
         state = found.basics.known_state
         window.extend(state.window)
-        if self._config.durability == "segment_only":
+        if self._without_log:
             window.extend(self._keys_in_segments(state.through))
         window.extend(sorted(found.replay.keys, key=lambda record: record.sequence))
         return window
@@ -311,19 +306,66 @@ class _Recovery:
         self._disk.replace(FLOOR_PATH, encode_floor(first))
         return first
 
-    def _sequence_above(self, state: Checkpoint) -> int:
-        last = (info.last_sequence for info in self._catalog.infos)
-        return max([state.through, *(number + 1 for number in last if number is not None)])
-
     def _last_ts(self, found: Survey) -> int:
         last = (info.last_ts for info in self._catalog.infos if info.last_ts is not None)
         return max([found.basics.known_state.last_ts, found.log.last_ts_ns, *last])
 
     def _log_start(self, found: Survey) -> LogStart:
         start = found.log.start()
-        if not found.log.foreign:
+        if start.files and not found.log.foreign and not self._without_log:
             return start
-        return LogStart(start.next_sequence, start.position, 1, ())
+        known = known_sequence(found.basics, self._catalog.infos)
+        return LogStart(max(start.next_sequence, known), start.position, 1, ())
+
+    # A store that goes on without a log
+
+    def _seal_without_log(self, found: Survey) -> list[OpenSegment]:
+        """Segments that stay in memory because the log has them: none without one."""
+        segments = found.replay.segments
+        if not self._without_log:
+            return segments
+        for segment in segments:
+            self._catalog.add(write_segment(self._disk, segment, self._slots.names))
+        return []
+
+    def _end_log(
+        self, found: Survey, window: KeyWindow, ledger: Ledger, floor: Floor, next_segment: int
+    ) -> tuple[Checkpoint, Floor]:
+        """All of the log is in segments: keep what else it knew, then let it go.
+
+        Were it left where it is, it would lag behind what comes now, and a log that lags
+        behind has lost its end.
+        """
+        through = found.log.next_sequence
+        state = replace(
+            found.basics.known_state,
+            through=max(through, found.basics.known_state.through),
+            last_ts=self._last_ts(found),
+            slots={name: slot for slot, name in self._slots.names.items()},
+            window=window.snapshot(through),
+            losses=ledger.losses,
+            loss_totals=ledger.totals,
+        )
+        self._disk.replace(STATE_NAME, encode_state(state))
+        live = [info.seq for info in self._catalog.infos]
+        floor = replace(
+            floor,
+            next_segment=max(next_segment, floor.next_segment),
+            replay_floor=max(next_segment, floor.replay_floor),
+            gone=gone_below(max(next_segment, floor.replay_floor), live),
+            has_log=False,
+            has_state=True,
+        )
+        self._disk.replace(FLOOR_PATH, encode_floor(floor))
+        self._remove_log()
+        return state, floor
+
+    def _remove_log(self) -> None:
+        for name in log_names(self._disk):
+            self._disk.unlink(name.path)
+            self._disk.fsync_dir(DIRECTORY)
+        self._disk.unlink(CURSOR, missing_ok=True)
+        self._disk.fsync_dir(DIRECTORY)
 
     # Logs of the Rust crate
 
@@ -355,11 +397,7 @@ class _Recovery:
         following = max([first, *(seq + 1 for seq in live)])
         floor = Floor(following, following, gone_below(following, live))
         self._disk.replace(FLOOR_PATH, encode_floor(floor))
-        for name in log_names(self._disk):
-            self._disk.unlink(name.path)
-            self._disk.fsync_dir(DIRECTORY)
-        self._disk.unlink(CURSOR, missing_ok=True)
-        self._disk.fsync_dir(DIRECTORY)
+        self._remove_log()
         if pending is not None or segments:
             self._keep_adoption(found, None)
         self._log.info(FOREIGN_ADOPTED, bundles=len(entries), maybe_doubled=found.foreign.doubtful)
@@ -378,11 +416,3 @@ def _planned(entries: tuple[LogEntry, ...], first_segment: int) -> list[OpenSegm
         bundle = entry.bundle()
         segment.append(encoded_slots(bundle), entry_meta(bundle))
     return list(segments.values())
-
-
-def _missing(path: str, why: str) -> StateCorrupt:
-    return StateCorrupt(
-        f"{path} is missing although {why}. Nothing was changed.",
-        advice="See what is left: quiver verify DIR; go on without it: quiver repair DIR",
-        file=path,
-    )

@@ -87,7 +87,8 @@ class Sealing:
             parts.log.debug(
                 SEGMENT_FINALIZED, segment=info.seq, bundles=info.bundle_count, trigger=trigger
             )
-            self._records.use_up_numbers()
+            if parts.wal is None:
+                self._records.keep_floor()
             self.retire_log()
             return True
 
@@ -135,8 +136,9 @@ class Sealing:
             return
         if self._records.is_stale:
             self._records.checkpoint()
-        self._records.keep_floor()
-        wal.retire(sealed_through)
+        first = wal.first_kept(sealed_through)
+        self._records.keep_floor(log_first=first)
+        wal.retire(sealed_through, first)
         # The cursor is a hint: a log that can't be shortened for want of it would be worse.
         try:
             write_cursor(parts.disk, wal.oldest_position)

@@ -174,8 +174,9 @@ class Upkeep:
         wal = self._parts.wal
         if wal is not None and not has_log:
             wal.begin()
-            self.records.mark_log_begun()
-        self.records.use_up_numbers()
+            self.records.mark_log_begun(wal.first_kept())
+        if wal is None:
+            self.records.keep_floor()
         self._note(report)
         if report.lost or report.progress_problems:
             self.records.flush_progress()
@@ -187,7 +188,7 @@ class Upkeep:
         """Count and tell what an open had to decide."""
         metrics = self._parts.metrics
         metrics.gauge(m.RECOVERY_BUNDLES).set(report.bundles_replayed)
-        metrics.counter(m.TORN_TAILS).add(report.torn_bytes > 0)
+        metrics.counter(m.TORN_TAILS).add(len(report.torn_tails))
         metrics.counter(m.SEGMENT_QUARANTINED).add(len(report.quarantined))
         for loss in report.lost:
             for name, count in loss.subscribers.items():
