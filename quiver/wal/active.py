@@ -99,9 +99,16 @@ class LogFiles:
     # What is there
 
     @property
-    def has_entries(self) -> bool:
-        """Whether there is an active file with anything in it."""
-        return self._active is not None and self._active.end > HEADER_SIZE
+    def is_writing(self) -> bool:
+        """Whether a file was begun since the store was opened."""
+        return self._active is not None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the next entry would be the first of its file anyway."""
+        if self._active is None:
+            return not self._held
+        return self._active.end == HEADER_SIZE
 
     @property
     def age(self) -> float:
@@ -357,6 +364,11 @@ class LogFiles:
         self._held_bytes -= oldest.size
         self._disk.fsync_dir(DIRECTORY)
         return oldest.size
+
+    def drop_spare(self) -> None:
+        """Give up the file kept for the next lap."""
+        with self.names:
+            self._drop_spare()
 
     def _drop_spare(self) -> None:
         if self._spare is not None:

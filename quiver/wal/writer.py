@@ -277,7 +277,7 @@ class WalWriter:
         """Go on in a new file, so that the one so far can be retired; if there is room for one."""
         with self._turn:
             with self._lock:
-                if self._groups or not self._files.has_entries:
+                if self._groups or self._files.is_fresh:
                     return
                 if not self._plan.has_room_for_file():
                     return
@@ -321,13 +321,13 @@ class WalWriter:
     def seal(self) -> None:
         """Close the log cleanly: commit all, then an entry that says so, and nothing behind.
 
-        Writes nothing if nothing was written since the log was opened.
+        Writes nothing if no file was begun since the log was opened.
         """
         while self.commit():
             pass
         outcome = _Outcome()
         with self._lock:
-            if not self._files.has_entries or not self.room_for(control_size()):
+            if not self._files.is_writing or not self.room_for(control_size()):
                 return
             self.stage_control(SEAL, receipt=outcome)
         self.commit()
@@ -335,6 +335,11 @@ class WalWriter:
             raise outcome.error
         with self._turn:
             self._files.finish()
+
+    def drop_spare(self) -> None:
+        """Give up the file kept for the next lap: the store is to be left tidy."""
+        with self._turn:
+            self._files.drop_spare()
 
     def close(self) -> None:
         """Let go of the file; what is staged and not committed is told so."""
