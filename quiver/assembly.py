@@ -24,6 +24,7 @@ from quiver.ingest import Ingest
 from quiver.memory import MemoryBudget, MemoryShare
 from quiver.metrics import Metrics
 from quiver.parts import Parts
+from quiver.preparing import Preparation
 from quiver.reading import Reader
 from quiver.recovery import Recovered
 from quiver.replay import Replay
@@ -51,6 +52,7 @@ class Assembly:
     """A store's parts, ready to work."""
 
     parts: Parts
+    preparation: Preparation
     commits: Commits | None
     seal_wait: SealWait
     upkeep: Upkeep
@@ -98,12 +100,13 @@ def assemble(
         )
     commits = None if wal is None else Commits(wal, config.wal, clock)
     seal_wait = SealWait(hooks.flush, hooks.check, clock)
+    preparation = Preparation(config, recovered.slots, lock)
     ingest = Ingest(
         config,
         lock=lock,
         clock=clock,
         last_ts=recovered.last_ts,
-        slots=recovered.slots,
+        preparation=preparation,
         window=recovered.window,
         tail=tail,
         wal=wal,
@@ -141,7 +144,7 @@ def assemble(
     reader = Reader(tail, recovered.catalog, upkeep.sweeping.lose)
     delivery = Delivery(recovered.registry, reader, recovered.slots, clock, metrics)
     _watch_gauges(parts, where)
-    return Assembly(parts, commits, seal_wait, upkeep, delivery, share)
+    return Assembly(parts, preparation, commits, seal_wait, upkeep, delivery, share)
 
 
 def _from_log(parts: Parts, seq: int) -> OpenSegment | None:

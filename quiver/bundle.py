@@ -100,8 +100,8 @@ class SlotTable:
         return iter(self._ids)
 
 
-def check_bundle(slots: object, limits: LimitsConfig, validation: str) -> None:
-    """Refuse a bundle that is malformed or over a limit; nothing has been kept yet."""
+def check_slots(slots: object) -> Mapping[object, object]:
+    """A bundle is a mapping, and not too large a one."""
     if not isinstance(slots, Mapping):
         raise InvalidBundle(
             f"a bundle is a mapping of slot to record batch, not {type(slots).__name__}.",
@@ -109,7 +109,12 @@ def check_bundle(slots: object, limits: LimitsConfig, validation: str) -> None:
         )
     if len(slots) > MAX_SLOTS:
         raise LimitExceeded("slots in a bundle", len(slots), MAX_SLOTS)
-    for slot, batch in slots.items():
+    return slots
+
+
+def check_bundle(slots: object, limits: LimitsConfig, validation: str) -> None:
+    """Refuse a bundle that is malformed or over a limit; nothing has been kept yet."""
+    for slot, batch in check_slots(slots).items():
         if not isinstance(batch, pa.RecordBatch):
             hint = "Use table.to_batches()." if isinstance(batch, pa.Table) else ""
             raise InvalidBundle(

@@ -152,7 +152,7 @@ class Store:
         after waiting for room for ``timeout`` seconds.
         """
         return self._puts.put(
-            lambda: self._ingest.prepare(
+            lambda: self._assembly.preparation.prepare(
                 slots,
                 key=key,
                 attributes=attributes,
@@ -174,7 +174,7 @@ class Store:
     ) -> Receipt:
         """As :meth:`put`, for slots that are Arrow IPC streams already: kept as they came."""
         return self._puts.put(
-            lambda: self._ingest.prepare_ipc(
+            lambda: self._assembly.preparation.prepare_ipc(
                 slots,
                 key=key,
                 attributes=attributes,
@@ -387,11 +387,15 @@ class Store:
     def sync(self) -> None:
         """Make everything put so far durable."""
         self._check_open()
-        if self._commits is None:
+        if self._wal is None or self._commits is None:
             self.flush()
             return
+        known = self._wal.last_failure
         self._commits.flush()
         self._disk.poison.check()
+        failure = self._wal.last_failure
+        if failure is not None and failure is not known:
+            raise failure
 
     def wait_durable(self, sequence: int, timeout: float | None = None) -> None:
         """Return once the entry with this sequence is durable."""

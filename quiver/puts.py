@@ -15,8 +15,8 @@ from quiver import metrics as m
 from quiver.background import Background, Driven
 from quiver.errors import Backpressure, QuiverError, Reason
 from quiver.events import INGEST_RESUMED, INGEST_THROTTLED
-from quiver.ingest import Prepared
 from quiver.parts import Parts
+from quiver.preparing import Prepared
 from quiver.receipt import Receipt
 from quiver.tail import Trigger
 from quiver.upkeep import Upkeep

@@ -82,6 +82,8 @@ class WalWriter:
         self.durable_before = start.next_sequence
         self.position = start.position
         self.staged_bytes = 0
+        self.last_failure: QuiverError | None = None
+        """Why entries were dropped the last time; a new object each time."""
 
     @property
     def bytes_on_disk(self) -> int:
@@ -223,6 +225,7 @@ class WalWriter:
             self._files.survey(self._plan)
             self.next_sequence = failed.first
             self.staged_bytes = 0
+            self.last_failure = error
             self.on_rollback(failed.first, error)
         for group in dropped:
             for receipt in group.receipts:
