@@ -37,6 +37,8 @@ from quiver.tail import Trigger
 
 SWEEP_SECONDS: Final = 1.0
 IDLE_WATERMARK_SECONDS: Final = 0.25
+TIDY_LOG_BYTES: Final = 4096
+"""A log larger than this is not left behind by a clean close: segments have it all."""
 
 
 class Upkeep:
@@ -214,5 +216,9 @@ class Upkeep:
                 if self.records.is_stale:
                     self.records.checkpoint()
                 return
-            wal.seal()
             self.sealing.retire_log()
+            if wal.bytes_on_disk > TIDY_LOG_BYTES:
+                wal.rotate()
+                self.sealing.retire_log()
+            wal.seal()
+            wal.drop_spare()
