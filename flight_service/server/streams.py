@@ -1,0 +1,353 @@
+"""Many named streams under one root, each a store of its own.
+
+::
+
+    root/LOCK                          one server per root
+    root/streams/<name>/store/         the store (see quiver.engine)
+    root/streams/<name>/service.json   its settings, its subscribers' policies and failures
+    root/trash/<name>.<random>/        deleted, being removed
+
+A stream is opened when somebody needs it and closed when nobody has for a while, or when
+another needs its place: any number of streams cost a bounded number of threads, files
+and bytes of memory.  All open ones share the threads of one
+:class:`~quiver.background.Background` and one :class:`~quiver.budget.DiskBudget`.
+
+A stream that can't be opened (a damaged log, say) is marked and answers with the reason;
+the others never notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from flight_service.protocol.errors import ServiceError
+from flight_service.server.events import (
+    STREAM_CLOSED,
+    STREAM_CREATED,
+    STREAM_DAMAGED,
+    STREAM_DELETED,
+    STREAM_OPENED,
+    get_logger,
+)
+from flight_service.server.leases import Bury
+from flight_service.server.settings import Settings
+from flight_service.server.stream import SERVICE_FILE, Stream, read_record, write_record
+from quiver.background import Background
+from quiver.budget import DiskBudget
+from quiver.clock import Clock
+from quiver.config import Config
+from quiver.disk.disk import Disk
+from quiver.disk.lock import StoreLock
+from quiver.disk.posix import PosixDisk
+from quiver.engine import Store
+from quiver.errors import Damage, QuiverError, StorageFault
+from quiver.ids import stream_name
+
+STREAMS: Final = "streams"
+TRASH: Final = "trash"
+DAMAGE_SECONDS: Final = 5.0
+"""A damaged stream is not looked at again more often than this."""
+
+_log = get_logger()
+
+
+class _Entry:
+    """A stream that exists, open or not."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.lock = threading.RLock()  # held while it is opened or closed
+        self.stream: Stream | None = None
+        self.users = 0
+        self.last_used = 0.0
+        self.damage: ServiceError | None = None
+        self.damaged_at = 0.0
+        self.deleted = False
+
+
+class Streams:
+    """All streams of a server."""
+
+    def __init__(self, settings: Settings, clock: Clock, bury: Bury) -> None:
+        self.settings = settings
+        self.root = os.path.abspath(settings.server.root)
+        self._clock = clock
+        self._bury = bury
+        self._lock = threading.Lock()
+        self._disk = Disk(PosixDisk(self.root))
+        self._disk.mkdir("")
+        self._file_lock = StoreLock.acquire(self._disk, clock, where=self.root)
+        try:
+            self._disk.mkdir(STREAMS)
+            self._disk.mkdir(TRASH)
+            self._disk.fsync_dir("")
+            self._entries = {name: _Entry(name) for name in self._found()}
+            self._empty_trash()
+        except BaseException:
+            self._file_lock.release()
+            raise
+        self._background = Background(settings.server.flushers, settings.server.workers)
+        self._budget = DiskBudget(settings.server.disk_budget)
+        self.closing = False
+
+    def _found(self) -> list[str]:
+        found = []
+        for name in sorted(self._disk.listdir(STREAMS)):
+            with contextlib.suppress(QuiverError):
+                found.append(str(stream_name(name)))
+        return found
+
+    def _empty_trash(self) -> None:
+        for name in self._disk.listdir(TRASH):
+            shutil.rmtree(os.path.join(self.root, TRASH, name), ignore_errors=True)
+
+    # Using
+
+    @contextmanager
+    def use(self, name: str, *, create: bool = False) -> Iterator[Stream]:
+        """The stream, open as long as the block lasts; made if it may be."""
+        entry = self._enter(name, create)
+        try:
+            yield self._opened(entry)
+        finally:
+            with self._lock:
+                entry.users -= 1
+                entry.last_used = self._clock.monotonic()
+
+    def _enter(self, name: str, create: bool) -> _Entry:
+        with self._lock:
+            if self.closing:
+                raise ServiceError("draining", "the server is stopping.")
+            entry = self._entries.get(name)
+            if entry is not None:
+                entry.users += 1
+                return entry
+        if not (create and self.settings.server.auto_create):
+            raise ServiceError(
+                "unknown_stream",
+                f"there is no stream {name!r}.",
+                details={"stream": name, "auto_create": self.settings.server.auto_create},
+            )
+        self.create(name, None, if_not_exists=True)
+        return self._enter(name, False)
+
+    def _opened(self, entry: _Entry) -> Stream:
+        with entry.lock:
+            if entry.deleted:
+                raise ServiceError("unknown_stream", f"there is no stream {entry.name!r}.")
+            if entry.stream is not None:
+                return entry.stream
+            now = self._clock.monotonic()
+            if entry.damage is not None and now - entry.damaged_at < DAMAGE_SECONDS:
+                raise entry.damage
+            self._make_place(entry)
+            try:
+                entry.stream = self._open(entry.name)
+            except (Damage, StorageFault) as error:
+                entry.damage = _damaged(entry.name, error)
+                entry.damaged_at = now
+                _log.error(STREAM_DAMAGED, stream=entry.name, code=error.code, error=str(error))
+                raise entry.damage from None
+            entry.damage = None
+            return entry.stream
+
+    def _open(self, name: str) -> Stream:
+        place = f"{STREAMS}/{name}"
+        record = read_record(self._disk, place)
+        config = self.settings.store_config(record.settings)
+        store = Store(
+            Disk(PosixDisk(os.path.join(self.root, place, "store"))),
+            config,
+            where=os.path.join(self.root, place, "store"),
+            clock=self._clock,
+            background=self._background,
+            budget=self._budget,
+        )
+        _log.info(STREAM_OPENED, stream=name, replayed=store.report.bundles_replayed)
+        return Stream(
+            name,
+            store,
+            record,
+            delivery=self.settings.delivery,
+            clock=self._clock,
+            bury=self._bury,
+            save=lambda kept: write_record(self._disk, place, kept),
+        )
+
+    def _make_place(self, entry: _Entry) -> None:
+        """Close the stream that was not used for longest, if all places are taken."""
+        while True:
+            with self._lock:
+                opened = [one for one in self._entries.values() if one.stream is not None]
+                if len(opened) < self.settings.server.max_open_streams:
+                    return
+                idle = sorted(
+                    (one for one in opened if one.users == 0 and one is not entry),
+                    key=lambda one: one.last_used,
+                )
+            if not any(self._close_idle(one) for one in idle):
+                raise ServiceError(
+                    "busy",
+                    f"all {len(opened):,} streams that may be open are in use.",
+                    details={"limit": "server.max_open_streams", "retry_after_ms": 1000},
+                )
+
+    def _close_idle(self, entry: _Entry) -> bool:
+        """Close a stream that nobody uses; ``False`` if somebody does after all."""
+        if not entry.lock.acquire(blocking=False):
+            return False
+        try:
+            with self._lock:
+                if entry.users or entry.stream is None or entry.stream.busy:
+                    return False
+                stream, entry.stream = entry.stream, None
+            stream.close()
+            _log.info(STREAM_CLOSED, stream=entry.name)
+            return True
+        finally:
+            entry.lock.release()
+
+    # Coming and going
+
+    def create(self, name: str, settings: Mapping[str, Any] | None, *, if_not_exists: bool) -> bool:
+        """Make a stream, durably; ``False`` if it was there."""
+        self._check_settings(settings)
+        with self._lock:
+            if name in self._entries:
+                if if_not_exists:
+                    return False
+                raise ServiceError("stream_exists", f"the stream {name!r} is there already.")
+            if any(known.lower() == name.lower() for known in self._entries):
+                raise ServiceError(
+                    "invalid_name", f"a stream like {name!r}, but for its case, is there already."
+                )
+            if len(self._entries) >= self.settings.server.max_streams:
+                raise ServiceError(
+                    "limit_exceeded",
+                    f"there are {len(self._entries):,} streams, the limit.",
+                    details={"limit": "server.max_streams"},
+                )
+            self._disk.mkdir(f"{STREAMS}/{name}")
+            write_record(self._disk, f"{STREAMS}/{name}", {"settings": dict(settings or {})})
+            self._disk.fsync_dir(STREAMS)
+            self._entries[name] = _Entry(name)
+        _log.info(STREAM_CREATED, stream=name)
+        return True
+
+    def _check_settings(self, settings: Mapping[str, Any] | None) -> Config:
+        return self.settings.store_config(settings)
+
+    def delete(self, name: str, *, force: bool) -> None:
+        """Delete a stream: one rename, and it is gone, durably."""
+        entry = self._enter(name, False)
+        try:
+            with entry.lock:
+                stream = None if entry.damage is not None and force else self._opened(entry)
+                if stream is not None and not force and not stream.store.all_subscribers_drained():
+                    raise ServiceError(
+                        "not_drained",
+                        f"subscribers of {name!r} have not finished; use force to delete anyway.",
+                    )
+                with self._lock:
+                    if entry.users > 1:
+                        raise ServiceError(
+                            "busy", f"{entry.users - 1} calls use the stream {name!r}."
+                        )
+                    entry.deleted = True
+                    del self._entries[name]
+                if stream is not None:
+                    entry.stream = None
+                    stream.close()
+                aside = f"{TRASH}/{name}.{secrets.token_hex(8)}"
+                self._disk.rename(f"{STREAMS}/{name}", aside)
+                self._disk.fsync_dir(TRASH)
+                self._disk.fsync_dir(STREAMS)
+        finally:
+            with self._lock:
+                entry.users -= 1
+        shutil.rmtree(os.path.join(self.root, aside), ignore_errors=True)
+        _log.info(STREAM_DELETED, stream=name)
+
+    # All of them
+
+    def names(self) -> list[str]:
+        """Every stream there is."""
+        with self._lock:
+            return sorted(self._entries)
+
+    def state(self, name: str) -> str:
+        """``open``, ``closed`` or ``damaged``."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return "unknown"
+        if entry.damage is not None:
+            return "damaged"
+        return "closed" if entry.stream is None else "open"
+
+    def damage(self) -> dict[str, str]:
+        """Streams that can't be opened, and why."""
+        with self._lock:
+            entries = list(self._entries.values())
+        return {one.name: one.damage.message for one in entries if one.damage is not None}
+
+    def opened(self) -> list[Stream]:
+        """Streams that are open now."""
+        with self._lock:
+            return [one.stream for one in self._entries.values() if one.stream is not None]
+
+    def tick(self, now: float) -> None:
+        """What has become due: leases that end, failures to write down, idle streams."""
+        for stream in self.opened():
+            stream.tick(now)
+        limit = self.settings.server.idle_close
+        with self._lock:
+            idle = [
+                one
+                for one in self._entries.values()
+                if one.stream is not None
+                and not one.users
+                and now - one.last_used > limit
+                and not one.stream.watches_the_clock
+            ]
+        for entry in idle:
+            self._close_idle(entry)
+
+    def stop(self) -> None:
+        """Take no new users."""
+        with self._lock:
+            self.closing = True
+
+    def close(self) -> None:
+        """Close every stream, as clean as it can be; the first error is raised at the end."""
+        self.stop()
+        first: BaseException | None = None
+        for entry in list(self._entries.values()):
+            with entry.lock:
+                stream, entry.stream = entry.stream, None
+                if stream is not None:
+                    try:
+                        stream.close()
+                    except Exception as error:
+                        first = first or error
+        self._background.close()
+        self._file_lock.release()
+        if first is not None:
+            raise first
+
+
+def _damaged(name: str, error: QuiverError) -> ServiceError:
+    return ServiceError(
+        "stream_damaged",
+        f"the stream {name!r} can't be opened: {error}",
+        details={"stream": name, "cause": error.code},
+    )
+
+
+__all__ = ["SERVICE_FILE", "STREAMS", "Streams"]
