@@ -143,11 +143,13 @@ class Store:
         attributes: Mapping[str, str] | None = None,
         fingerprints: Mapping[str | int, bytes] | None = None,
         content_hash: bytes | None = None,
+        event_time: tuple[int, int] | None = None,
         timeout: float = 0.0,
     ) -> Receipt:
         """Take a bundle in. Returns at once with its ref; ``receipt.wait()`` until durable.
 
-        A repeat of ``key`` returns the first bundle's ref instead.  When the store can't
+        A repeat of ``key`` returns the first bundle's ref instead.  ``event_time`` is the
+        lowest and highest in the bundle, in ns, where no column is declared for it.  When the store can't
         take more right now it raises :class:`~quiver.errors.Backpressure` at once, or
         after waiting for room for ``timeout`` seconds.
         """
@@ -158,6 +160,7 @@ class Store:
                 attributes=attributes,
                 fingerprints=fingerprints,
                 content_hash=content_hash,
+                event_time=event_time,
             ),
             timeout,
         )
@@ -170,6 +173,7 @@ class Store:
         attributes: Mapping[str, str] | None = None,
         fingerprints: Mapping[str | int, bytes] | None = None,
         content_hash: bytes | None = None,
+        event_time: tuple[int, int] | None = None,
         timeout: float = 0.0,
     ) -> Receipt:
         """As :meth:`put`, for slots that are Arrow IPC streams already: kept as they came."""
@@ -180,6 +184,7 @@ class Store:
                 attributes=attributes,
                 fingerprints=fingerprints,
                 content_hash=content_hash,
+                event_time=event_time,
             ),
             timeout,
         )

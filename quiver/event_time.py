@@ -12,6 +12,8 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from quiver.errors import InvalidBundle
+
 
 def event_range(batch: pa.RecordBatch, column: str) -> tuple[int, int] | None:
     """Smallest and largest event time of a batch, or ``None`` where there is none."""
@@ -37,3 +39,14 @@ def merge_ranges(ranges: Iterable[tuple[int, int] | None]) -> tuple[int, int] | 
     if not known:
         return None
     return min(low for low, _ in known), max(high for _, high in known)
+
+
+def check_range(given: object) -> None:
+    """A range that a producer gives itself: two whole numbers of 64 bits, in order."""
+    if not (
+        isinstance(given, tuple)
+        and len(given) == 2
+        and all(type(end) is int and -(2**63) <= end < 2**63 for end in given)
+        and given[0] <= given[1]
+    ):
+        raise InvalidBundle("an event time is (lowest, highest), whole numbers of 64 bits.")

@@ -25,7 +25,7 @@ from quiver.bundle import (
 )
 from quiver.config import Config
 from quiver.errors import InvalidBundle, LimitExceeded
-from quiver.event_time import event_range, merge_ranges
+from quiver.event_time import check_range, event_range, merge_ranges
 from quiver.format.ipc import EncodedBatch, encode_batch, parse_stream
 from quiver.format.record import FINGERPRINT_SIZE, NO_ATTRIBUTES, EncodedSlot
 from quiver.format.wal_entry import BundleExtras, PreparedBody, prepare_bundle
@@ -73,11 +73,12 @@ class Preparation:
         attributes: Mapping[str, str] | None = None,
         fingerprints: Mapping[str | int, bytes] | None = None,
         content_hash: bytes | None = None,
+        event_time: tuple[int, int] | None = None,
     ) -> Prepared:
         """Check and encode a bundle of record batches."""
         check_bundle(slots, self._limits, self._config.validation)
         batches = {slot: (encode_batch(batch), batch) for slot, batch in slots.items()}
-        return self._prepared(batches, fingerprints, key, attributes, content_hash)
+        return self._prepared(batches, fingerprints, key, attributes, content_hash, event_time)
 
     def prepare_ipc(
         self,
@@ -87,6 +88,7 @@ class Preparation:
         attributes: Mapping[str, str] | None = None,
         fingerprints: Mapping[str | int, bytes] | None = None,
         content_hash: bytes | None = None,
+        event_time: tuple[int, int] | None = None,
     ) -> Prepared:
         """Check a bundle whose slots are IPC streams already: they are kept as they came."""
         check_slots(slots)
@@ -97,7 +99,7 @@ class Preparation:
             batch = encoded.decode()
             validate(slot, batch, self._config.validation)
             batches[slot] = (encoded, batch)
-        return self._prepared(batches, fingerprints, key, attributes, content_hash)
+        return self._prepared(batches, fingerprints, key, attributes, content_hash, event_time)
 
     def _prepared(
         self,
@@ -106,12 +108,15 @@ class Preparation:
         key: str | None,
         attributes: Mapping[str, str] | None,
         content_hash: bytes | None,
+        event_time: tuple[int, int] | None,
     ) -> Prepared:
         nbytes = sum(encoded.payload_len for encoded, _ in batches.values())
         self._check_sizes(nbytes, batches)
         given = _checked_hashes(fingerprints or {}, batches, content_hash)
         if key is not None:
             check_key(key, self._limits)
+        if event_time is not None:
+            check_range(event_time)
         kept = check_attributes(attributes, self._limits) if attributes else NO_ATTRIBUTES
         # Only now that nothing is wrong with it: a refused bundle must not use up slot ids.
         ids = self._slot_ids(batches)
@@ -128,7 +133,8 @@ class Preparation:
             key=key,
             content_hash=content_hash,
             attributes=kept,
-            event_time=self._event_time({ids[slot]: one for slot, one in batches.items()}),
+            event_time=event_time
+            or self._event_time({ids[slot]: one for slot, one in batches.items()}),
         )
         rows = sum(s.batch.rows for s in slots)
         return Prepared(slots, prepare_bundle(slots), extras, extras.encode(), rows, nbytes)
