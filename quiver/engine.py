@@ -149,9 +149,9 @@ class Store:
         """Take a bundle in. Returns at once with its ref; ``receipt.wait()`` until durable.
 
         A repeat of ``key`` returns the first bundle's ref instead.  ``event_time`` is the
-        lowest and highest in the bundle, in ns, where no column is declared for it.  When the store can't
-        take more right now it raises :class:`~quiver.errors.Backpressure` at once, or
-        after waiting for room for ``timeout`` seconds.
+        lowest and highest in the bundle, in ns, where no column is declared for it.  When the
+        store can't take more right now it raises :class:`~quiver.errors.Backpressure` at
+        once, or after waiting for room for ``timeout`` seconds.
         """
         return self._puts.put(
             lambda: self._assembly.preparation.prepare(
