@@ -39,7 +39,7 @@ from quiver.events import (
     WAL_WRITE_FAILED,
     get_logger,
 )
-from quiver.format.record import BundleMeta
+from quiver.format.record import BundleMeta, EncodedSlot
 from quiver.ids import BundleRef
 from quiver.lag import Lag, measure_lag
 from quiver.memory import MemoryBudget
@@ -339,6 +339,16 @@ class Store:
         }
         found = self._reader.read(BundleRef(*ref), ids, chosen or None)
         return {table.name_of(slot): batch for slot, batch in sorted(found.items())}
+
+    def encoded(
+        self, ref: BundleRef | tuple[int, int], slots: Collection[str | int] | None = None
+    ) -> dict[str, EncodedSlot]:
+        """A bundle as Arrow IPC messages by slot name: to be sent on without decoding."""
+        self._check_open()
+        table = self._parts.slots
+        ids = None if slots is None else {i for s in slots if (i := table.find(s)) is not None}
+        found = self._reader.encoded(BundleRef(*ref), ids)
+        return {table.name_of(one.slot): one for one in sorted(found, key=lambda one: one.slot)}
 
     def meta(self, ref: BundleRef | tuple[int, int]) -> BundleMeta:
         """Sequence, time, key, attributes and size of a bundle."""

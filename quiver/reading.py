@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import pyarrow as pa
 
 from quiver.errors import BundleGone, NotFound, SegmentDamage, SlotNotInBundle, UnknownBundle
-from quiver.format.record import BundleMeta
+from quiver.format.record import BundleMeta, EncodedSlot
 from quiver.ids import BundleRef
 from quiver.segment.accumulator import OpenSegment
 from quiver.segment.catalog import Catalog
@@ -80,6 +80,18 @@ class Reader:
         if isinstance(segment, OpenSegment):
             return sorted(slot.slot for slot in segment.slots(ref.bundle_index))
         return sorted(found.slot_id for found in segment.slot_refs(ref.bundle_index))
+
+    def encoded(self, ref: BundleRef, slots: Collection[int] | None = None) -> list[EncodedSlot]:
+        """A bundle as messages, to be sent on; its slots in ascending order."""
+        segment = self._segment_of(ref)
+        if isinstance(segment, OpenSegment):
+            found = segment.slots(ref.bundle_index)
+            return [one for one in found if slots is None or one.slot in slots]
+        try:
+            return segment.encoded(ref.bundle_index, slots)
+        except SegmentDamage as damage:
+            self._on_damage(ref.segment_seq, damage)
+            raise
 
     def read(
         self,

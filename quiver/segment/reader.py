@@ -153,8 +153,8 @@ class SegmentReader:
             slot=slot,
         )
 
-    def encoded(self, index: int) -> list[EncodedSlot]:
-        """A bundle as it would come in again: to repair a store, or to adopt one."""
+    def encoded(self, index: int, slots: Collection[int] | None = None) -> list[EncodedSlot]:
+        """A bundle as it would come in again: to send it on, repair a store, or adopt one."""
         return [
             EncodedSlot(
                 ref.slot_id,
@@ -162,6 +162,7 @@ class SegmentReader:
                 encode_batch(self._batch(ref.stream_id, ref.chunk_index)),
             )
             for ref in self._manifest.refs(index)
+            if slots is None or ref.slot_id in slots
         ]
 
     def stream_reader(self, stream_id: int) -> FileReader:
