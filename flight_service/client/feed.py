@@ -1,0 +1,396 @@
+"""The machine behind a subscription: a reader, a messenger, and what they share.
+
+The *reader* thread holds the live call, buffers what comes and reconnects when it breaks.
+The *messenger* thread is the only one that sends: outcomes together, credit, and a sign
+of life well within the lease.  The user's threads only touch the shared state.
+
+When a call breaks, the server takes all claims of it back and delivers again.  Bundles in
+the buffer are forgotten; bundles in the user's hands are not handed out a second time when
+they come again; outcomes that were not confirmed are said again before the next call.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Final
+
+import pyarrow as pa
+
+from flight_service.client.bundle import ACKED, DEFERRED, Delivered
+from flight_service.client.call import Call
+from flight_service.client.connection import Connection
+from flight_service.client.errors import ClientError, Closed, Timeout, lost, typed
+from flight_service.client.outcomes import Group, Outcomes
+from flight_service.client.retry import Backoff, Retry
+from flight_service.protocol.actions import Outcomes as Taken
+from flight_service.protocol.exchange import ClientMessage, ServerMessage, SubscribeCommand
+from flight_service.protocol.get import BundleInfo
+from flight_service.protocol.names import Ref
+
+LINGER: Final = 0.02
+"""How long an outcome waits for company, unless somebody waits for a bundle."""
+DRAIN_PING: Final = 0.05
+"""Between two questions whether everything has come."""
+DEFAULT_LEASE: Final = 10.0
+"""Assumed until the server says."""
+HEARTBEATS: Final = 3
+"""Signs of life within a lease."""
+LATE_PAUSE: Final = 0.5
+"""Before late outcomes are tried again."""
+END_TIMEOUT: Final = 10.0
+
+
+class Feed:
+    """One subscription's state and threads."""
+
+    def __init__(self, connection: Connection, command: SubscribeCommand, retry: Retry) -> None:
+        self._connection = connection
+        self._command = command
+        self._backoff = Backoff(retry)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # for the user's threads
+        self._work = threading.Condition(self._lock)  # for the messenger
+        self._stopping = threading.Event()
+        self._call: Call | None = None
+        self._failed: ClientError | None = None
+        self._closing = False
+        self._buffer: deque[tuple[BundleInfo, pa.RecordBatch]] = deque()
+        self._held: set[Ref] = set()
+        self._abandoned: deque[Ref] = deque()
+        self._outcomes = Outcomes()
+        self._credit = self._credit_bytes = 0
+        self._lease = DEFAULT_LEASE
+        self._send_at: float | None = None
+        self._beat_at = 0.0
+        self._late_at = 0.0
+        self._waiting = self._draining = 0
+        self._ping_at = 0.0
+        self._ping: int | None = None
+        self._idle = False
+        self.reconnects = 0
+        self._threads = [
+            threading.Thread(target=self._read, name="quiver-feed", daemon=True),
+            threading.Thread(target=self._send, name="quiver-messenger", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # For the user's threads
+
+    def next(self, timeout: float | None, *, drain: bool) -> Delivered | None:
+        """The next bundle; ``None`` when time is up, all is drained or the feed closed."""
+        with self._lock:
+            self._waiting += 1
+            self._draining += drain
+            if drain or self._outcomes.unsent:
+                self._work.notify()
+            try:
+                self._changed.wait_for(
+                    lambda: bool(
+                        self._buffer or self._failed or self._closing or (drain and self._idle)
+                    ),
+                    timeout,
+                )
+            finally:
+                self._waiting -= 1
+                self._draining -= drain
+            if self._buffer and not self._closing:
+                return self._hand_out(*self._buffer.popleft())
+            if self._failed is not None:
+                raise self._failed
+            return None
+
+    def _hand_out(self, info: BundleInfo, wrapped: pa.RecordBatch) -> Delivered:
+        self._idle = False
+        self._held.add(info.ref)
+        self._grant(info)
+        return Delivered(info, wrapped, self)
+
+    def _grant(self, info: BundleInfo) -> None:
+        """Room for what was taken: told at once when half of it is used, else by and by."""
+        self._credit += 1
+        self._credit_bytes += info.nbytes
+        half = self._credit * 2 >= self._command.credit
+        if half or self._credit_bytes * 2 >= self._command.credit_bytes:
+            self._work.notify()
+
+    def finish(
+        self, ref: Ref, kind: str, *, reason: str, delay: float | None, durable: bool
+    ) -> None:
+        """An outcome for a bundle in the user's hands."""
+        delay_ms = None if delay is None else max(0, round(delay * 1000))
+        with self._lock:
+            self._held.discard(ref)
+            group = self._outcomes.say(ref, kind, reason, delay_ms, durable)
+            if self._send_at is None:
+                self._send_at = time.monotonic() + LINGER
+            self._work.notify()
+            over = self._stopping.is_set()
+        if over:
+            self._settle_late()
+        if durable:
+            self._await_group(group)
+
+    def _await_group(self, group: Group) -> None:
+        with self._lock:
+            self._changed.wait_for(
+                lambda: group.done or group.error is not None or self._failed is not None
+            )
+            if not group.done:
+                raise group.error or self._failed or Closed("the subscription")
+
+    def abandon(self, ref: Ref) -> None:
+        """From ``__del__``: no lock, a deque's append is atomic; the messenger looks at it."""
+        self._abandoned.append(ref)
+
+    def flush(self, timeout: float | None, *, durable: bool) -> None:
+        """Wait until every outcome said so far has arrived (and is on disk)."""
+        with self._lock:
+            self._outcomes.urgent = True
+            self._work.notify()
+            arrived = self._changed.wait_for(
+                lambda: not len(self._outcomes) or self._failed is not None, timeout
+            )
+            if self._failed is not None:
+                raise self._failed
+        if not arrived:
+            raise Timeout("timeout", f"outcomes are not confirmed after {timeout:g} s.")
+        if durable:
+            self._say(Group(ACKED, "", None, True))
+
+    # The reader
+
+    def _read(self) -> None:
+        while not self._stopping.is_set():
+            error: ClientError | None = None
+            call: Call | None = None
+            try:
+                self._settle_late()
+                call = Call(self._connection, self._command)
+                self._begin(call)
+                for message in call.incoming():
+                    self._take(message)
+            # Arrow turns some ends of a call into a KeyboardInterrupt, also on this thread.
+            except BaseException as caught:
+                error = typed(caught) if isinstance(caught, Exception) else lost(str(caught))
+            if call is not None:
+                error = call.finish() or error
+            self._end(error or lost("the server ended the call."))
+        with self._lock:
+            self._closing = True
+            self._changed.notify_all()
+
+    def _begin(self, call: Call) -> None:
+        with self._lock:
+            self._call = call
+            self._credit = self._credit_bytes = 0
+            self._beat_at = time.monotonic() + self._lease / HEARTBEATS
+            self._ping = None
+            if self._stopping.is_set():
+                call.cancel()
+            self._work.notify()
+
+    def _end(self, error: ClientError) -> None:
+        """The call is over: claims went back; try again after a while, or give up."""
+        with self._lock:
+            self.reconnects += self._call is not None
+            self._call = None
+            self._buffer.clear()
+            self._outcomes.call_lost()
+            self._ping, self._idle = None, False
+            if self._stopping.is_set():
+                return
+            try:
+                wait = self._backoff.after(error)
+            except ClientError as final:
+                self._failed = final
+                self._stopping.set()
+                self._changed.notify_all()
+                self._work.notify()
+                return
+        self._stopping.wait(wait)
+
+    def _take(self, message: ServerMessage | tuple[BundleInfo, pa.RecordBatch]) -> None:
+        self._backoff.reset()
+        with self._lock:
+            if isinstance(message, ServerMessage):
+                self._note(message)
+            else:
+                self._arrive(*message)
+            self._changed.notify_all()
+
+    def _arrive(self, info: BundleInfo, wrapped: pa.RecordBatch) -> None:
+        self._idle = False
+        if info.ref in self._held:
+            self._grant(info)  # it is in the user's hands: this claim is for that handle
+        else:
+            self._buffer.append((info, wrapped))
+
+    def _note(self, message: ServerMessage) -> None:
+        if message.type == "ready" and message.lease_ms is not None:
+            self._lease = message.lease_ms / 1000
+            self._beat_at = min(self._beat_at, time.monotonic() + self._lease / HEARTBEATS)
+            self._work.notify()
+        elif message.type in ("done", "error") and message.id is not None:
+            self._outcomes.confirm(message.id, message.refs)
+            self._work.notify()
+        elif message.type == "pong" and message.id == self._ping:
+            self._ping = None
+            self._idle = message.idle and not self._buffer
+        elif message.type == "expired":
+            self._forget(set(message.refs))
+
+    def _forget(self, refs: set[Ref]) -> None:
+        """Claims that went back: what nobody has taken yet comes again, to us or others."""
+        kept = deque(one for one in self._buffer if one[0].ref not in refs)
+        for info, _ in self._buffer:
+            if info.ref in refs:
+                self._grant(info)
+        self._buffer = kept
+
+    # The messenger
+
+    def _send(self) -> None:
+        while True:
+            with self._lock:
+                while (wait := self._rest()) > 0:
+                    self._work.wait(wait)
+                if self._stopping.is_set():
+                    return
+                self._sweep()
+                late = self._outcomes.has_late
+                call = self._call
+                messages = self._compose() if call is not None else []
+            if late:
+                self._try_late()
+            if call is not None:
+                for message in messages:
+                    call.send(message)
+
+    def _rest(self) -> float:
+        """Seconds until there is something to do; 0 if there is now."""
+        if self._stopping.is_set():
+            return 0.0
+        now = time.monotonic()
+        if self._outcomes.has_late and self._call is not None:
+            return max(0.0, self._late_at - now)
+        if self._call is None:
+            return LATE_PAUSE
+        if self._must_send():
+            return 0.0
+        due = [self._beat_at, now + 1.0]
+        if self._outcomes.unsent and self._send_at is not None:
+            due.append(self._send_at)
+        if self._draining and self._ping is None and not self._idle:
+            due.append(self._ping_at)
+        if self._abandoned:
+            return 0.0
+        return max(0.0, min(due) - now)
+
+    def _must_send(self) -> bool:
+        """Whether something should not wait for company."""
+        if self._outcomes.unsent and (self._outcomes.urgent or self._closing or self._waiting):
+            return True
+        command = self._command
+        return bool(self._credit) and (
+            self._credit * 2 >= command.credit or self._credit_bytes * 2 >= command.credit_bytes
+        )
+
+    def _sweep(self) -> None:
+        """Handles that disappeared without an outcome are given back."""
+        while self._abandoned:
+            ref = self._abandoned.popleft()
+            if ref in self._held:
+                self._held.discard(ref)
+                self._outcomes.say(ref, DEFERRED, "dropped by the client", None, False)
+
+    def _compose(self) -> list[ClientMessage]:
+        """All there is to say, in one go; the last one carries credit and sign of life."""
+        now = time.monotonic()
+        messages = self._outcomes.take()
+        self._send_at = None
+        ask = self._draining > 0 and self._ping is None and not self._idle and now >= self._ping_at
+        beat = now >= self._beat_at
+        if ask:
+            self._ping = self._outcomes.next_id()
+            self._ping_at = now + DRAIN_PING
+        if ask or beat or self._credit:
+            last = ClientMessage(
+                credit=self._credit,
+                credit_bytes=self._credit_bytes,
+                ping=ask or beat,
+                id=self._ping if ask else None,
+            )
+            self._credit = self._credit_bytes = 0
+            messages.append(last)
+        if messages:
+            self._beat_at = now + self._lease / HEARTBEATS
+        return messages
+
+    # Late outcomes
+
+    def _try_late(self) -> None:
+        try:
+            self._settle_late()
+        except ClientError:
+            with self._lock:
+                self._late_at = time.monotonic() + LATE_PAUSE
+
+    def _settle_late(self) -> None:
+        """Say by actions what the live call could not bring home."""
+        with self._lock:
+            if self._call is None or self._stopping.is_set():
+                self._outcomes.call_lost()
+            groups = self._outcomes.take_late()
+        while groups:
+            group = groups[0]
+            try:
+                self._say(group)
+            except ClientError as error:
+                if error.retryable:
+                    with self._lock:
+                        self._outcomes.still_late(groups)
+                    raise
+                group.error = error
+            groups.pop(0)
+            with self._lock:
+                group.done = group.error is None
+                self._changed.notify_all()
+
+    def _say(self, group: Group) -> Taken:
+        name, request = group.request(self._command.stream, self._command.subscriber)
+        return self._connection.action(name, request, Taken, retry=None)
+
+    # The end
+
+    def close(self, timeout: float) -> None:
+        """Bring outcomes home, end the call, give back what is held.  Fine to call twice."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            already, self._closing = self._closing, True
+            self._work.notify()
+            self._changed.notify_all()
+            if not already:
+                self._changed.wait_for(
+                    lambda: not len(self._outcomes) or self._failed is not None, timeout
+                )
+            call = self._call
+        self._stopping.set()
+        with self._lock:
+            self._work.notify()
+        if call is not None:
+            call.done_sending()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        if call is not None and self._threads[0].is_alive():
+            call.cancel()
+
+    def stop(self) -> None:
+        """End at once and wait for nobody: the subscription was dropped."""
+        self._stopping.set()
+        call = self._call
+        if call is not None:
+            call.cancel()

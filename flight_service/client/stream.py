@@ -1,0 +1,394 @@
+"""One stream of a server: put into it, read it, subscribe to it, look after it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+
+from flight_service.client.bundle import Bundle
+from flight_service.client.connection import Connection
+from flight_service.client.errors import Rejection
+from flight_service.client.reading import Range, Reading, When, Where, to_start
+from flight_service.client.retry import Retry
+from flight_service.client.subscription import Subscription
+from flight_service.client.writer import Data, Receipt, Writer
+from flight_service.protocol.actions import (
+    Ack,
+    Defer,
+    Done,
+    Drain,
+    Drained,
+    Dropped,
+    Flushed,
+    LagReport,
+    LagRequest,
+    Maintained,
+    OptionalStreamRequest,
+    Outcomes,
+    Position,
+    Register,
+    Registered,
+    Reject,
+    Seek,
+    StatusReport,
+    StreamRequest,
+    SubscriberRequest,
+    WaitDurable,
+)
+from flight_service.protocol.exchange import SubscribeCommand
+from flight_service.protocol.names import Ref, check_name
+from flight_service.protocol.put import PutCommand
+
+WINDOW: Final = 256
+WINDOW_BYTES: Final = 64 << 20
+PREFETCH: Final = 64
+PREFETCH_BYTES: Final = 64 << 20
+MAX_CONSUMER: Final = 64
+
+Durability = Literal["accepted", "durable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a subscriber is behind."""
+
+    bundles: int
+    rows: int
+    nbytes: int
+    age_seconds: float
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any]) -> Lag:
+        """Out of a lag report."""
+        return cls(
+            bundles=int(report.get("bundles", 0)),
+            rows=int(report.get("rows", 0)),
+            nbytes=int(report.get("nbytes", 0)),
+            age_seconds=float(report.get("age_seconds") or 0.0),
+        )
+
+
+class Stream:
+    """A stream by its name; asking for one costs nothing and checks nothing yet."""
+
+    def __init__(self, connection: Connection, name: str, retry: Retry) -> None:
+        self.name = check_name("stream", name)
+        self._connection = connection
+        self._retry = retry
+        self._reading = Reading(connection, name, retry)
+        self._lock = threading.Lock()
+        self._shared: Writer | None = None
+
+    # Putting
+
+    def put(
+        self,
+        bundle: Mapping[str, Data],
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        event_time: tuple[int, int] | None = None,
+        timeout: float | None = None,
+    ) -> Receipt:
+        """Put one bundle and wait until it is durable.
+
+        >>> receipt = telemetry.put({"Logs": logs, "LogAttrs": attrs}, key="job-1/0")
+        >>> receipt.durability, receipt.duplicate
+        ('durable', False)
+        >>> telemetry.put({"Logs": logs, "LogAttrs": attrs}, key="job-1/0").duplicate
+        True
+        """
+        with self._lock:
+            if self._shared is None:
+                self._shared = self.writer(on_reject=lambda rejection: None)
+            writer = self._shared
+        pending = writer.put(
+            bundle, key=key, attributes=attributes, event_time=event_time, timeout=timeout
+        )
+        return pending.result(timeout)
+
+    def writer(
+        self,
+        *,
+        window: int = WINDOW,
+        window_bytes: int = WINDOW_BYTES,
+        durability: Durability = "durable",
+        retry: Retry | None = None,
+        on_reject: Callable[[Rejection], None] | None = None,
+    ) -> Writer:
+        """Put many bundles, up to ``window`` of them in flight.
+
+        Leaving the block waits for all receipts.  A server that restarts in the middle
+        costs time and nothing else, as long as it comes back before ``retry`` gives up
+        (``durability="accepted"`` is the exception: a crash may lose what was only that).
+
+        >>> with telemetry.writer(window=64) as w:
+        ...     for number in range(100):
+        ...         pending = w.put({"Logs": logs}, key=f"job-2/{number}")
+        >>> pending.result().durability
+        'durable'
+        >>> w.stats.bundles
+        100
+        """
+        return Writer(
+            self._connection,
+            PutCommand(stream=self.name, durability=durability),
+            window=window,
+            window_bytes=window_bytes,
+            retry=retry or self._retry,
+            on_reject=on_reject,
+        )
+
+    # Receiving
+
+    def subscribe(
+        self,
+        subscriber: str,
+        start: Where = "earliest",
+        *,
+        follow: bool = True,
+        slots: Sequence[str] | None = None,
+        columns: Mapping[str, Sequence[str]] | None = None,
+        order: Literal["oldest", "newest"] = "oldest",
+        prefetch: int = PREFETCH,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        lease: float | None = None,
+        consumer: str | None = None,
+        retry: Retry | None = None,
+    ) -> Subscription:
+        """Receive what the subscriber has not finished, and with ``follow`` what comes.
+
+        A new subscriber begins at ``start``, a known one goes on where it was.  ``slots``
+        and ``columns`` (by slot) narrow what is sent; it is still the whole bundle that is
+        acked.
+
+        >>> rows = 0
+        >>> with telemetry.subscribe("exporter", follow=False) as bundles:
+        ...     for bundle in bundles:
+        ...         rows += bundle["Logs"].num_rows
+        ...         bundle.ack()
+        >>> rows > 0, telemetry.lag("exporter").bundles
+        (True, 0)
+        """
+        self.register(subscriber, start)
+        command = SubscribeCommand(
+            stream=self.name,
+            subscriber=subscriber,
+            consumer=(consumer or _whoami())[:MAX_CONSUMER],
+            slots=None if slots is None else tuple(slots),
+            projection=None
+            if columns is None
+            else {slot: tuple(names) for slot, names in columns.items()},
+            order=order,
+            credit=prefetch,
+            credit_bytes=prefetch_bytes,
+            lease_ms=None if lease is None else round(lease * 1000),
+        )
+        return Subscription(self._connection, command, follow=follow, retry=retry or self._retry)
+
+    # Looking
+
+    def read(
+        self,
+        start: Ref | tuple[int, int] | None = None,
+        end: Ref | tuple[int, int] | None = None,
+        *,
+        since: When | None = None,
+        until: When | None = None,
+        slots: Sequence[str] | None = None,
+        columns: Mapping[str, Sequence[str]] | None = None,
+    ) -> Iterator[Bundle]:
+        """Bundles of a range, without a subscriber and without claiming anything.
+
+        >>> first = next(telemetry.read(slots=["Logs"]))
+        >>> list(first)
+        ['Logs']
+        """
+        return self._reading.bundles(_range(start, end, since, until), slots, columns)
+
+    def get(self, *refs: Ref | tuple[int, int]) -> list[Bundle]:
+        """These bundles.
+
+        >>> [bundle.ref == receipt.ref for bundle in telemetry.get(receipt.ref)]
+        [True]
+        """
+        return list(self._reading.by_ref(refs))
+
+    def batches(
+        self,
+        slot: str,
+        columns: Sequence[str] | None = None,
+        *,
+        start: Ref | tuple[int, int] | None = None,
+        end: Ref | tuple[int, int] | None = None,
+        since: When | None = None,
+        until: When | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """One slot's batches, in order: the fastest way to read.
+
+        >>> table = pa.Table.from_batches(telemetry.batches("Logs", ["body"]))
+        >>> table.column_names
+        ['body']
+        """
+        return self._reading.batches(_range(start, end, since, until), slot, columns)
+
+    def tail(
+        self, start: Ref | tuple[int, int] | None = None, *, slots: Sequence[str] | None = None
+    ) -> Iterator[Bundle]:
+        """What comes from now on (or from ``start`` on), for ever, leaving no trace.
+
+        >>> live = telemetry.tail(receipt.ref)
+        >>> next(live).key
+        'job-1/0'
+        """
+        first = self.end() if start is None else Ref(*start)
+        return self._reading.follow(Range(start=first), slots)
+
+    def end(self) -> Ref:
+        """Where the next bundle will be, or later: everything durable is before it."""
+        report = self.status()
+        return Ref(*report["end"])
+
+    # Subscribers
+
+    def register(self, subscriber: str, start: Where = "earliest", **policy: Any) -> Registered:
+        """Make a subscriber known, durably: from here on its data is held for it.
+
+        ``policy`` may set ``slots``, ``max_in_flight``, ``max_in_flight_bytes``,
+        ``lease_ms``, ``max_deliveries``, ``poison``, ``dead_letter_stream``,
+        ``backoff_ms`` and ``backoff_max_ms``.
+
+        >>> telemetry.register("archive", start="latest", max_deliveries=5).created
+        True
+        """
+        request = Register(stream=self.name, subscriber=subscriber, start=to_start(start), **policy)
+        return self._connection.action("register", request, Registered)
+
+    def unregister(self, subscriber: str) -> int:
+        """Remove a subscriber for good; how many bundles it had not finished.
+
+        >>> telemetry.unregister("archive")
+        0
+        """
+        request = SubscriberRequest(stream=self.name, subscriber=subscriber)
+        return self._connection.action("unregister", request, Dropped, retry=None).dropped
+
+    def lag(self, subscriber: str) -> Lag:
+        """How far a subscriber is behind."""
+        return self.lags(subscriber)[subscriber]
+
+    def lags(self, subscriber: str | None = None) -> dict[str, Lag]:
+        """Lag of all subscribers, or of one."""
+        request = LagRequest(stream=self.name, subscriber=subscriber)
+        report = self._connection.action("lag", request, LagReport)
+        return {name: Lag.of(one) for name, one in report.subscribers.items()}
+
+    def seek(self, subscriber: str, to: Where) -> Ref:
+        """Go on from somewhere else: before it all is done, behind it comes again.
+
+        >>> position = telemetry.seek("exporter", "earliest")
+        >>> telemetry.lag("exporter").bundles > 0
+        True
+        """
+        request = Seek(stream=self.name, subscriber=subscriber, to=to_start(to))
+        return self._connection.action("seek", request, Position).ref
+
+    def ack(
+        self, subscriber: str, refs: Iterable[Ref | tuple[int, int]], *, durable: bool = False
+    ) -> Outcomes:
+        """Finish bundles by their refs, claimed or not.
+
+        >>> telemetry.ack("exporter", [receipt.ref], durable=True).taken
+        1
+        """
+        request = Ack(stream=self.name, subscriber=subscriber, refs=_refs(refs), durable=durable)
+        return self._connection.action("ack", request, Outcomes)
+
+    def reject(
+        self, subscriber: str, refs: Iterable[Ref | tuple[int, int]], reason: str = ""
+    ) -> Outcomes:
+        """Give bundles up by their refs: dropped, on record."""
+        request = Reject(stream=self.name, subscriber=subscriber, refs=_refs(refs), reason=reason)
+        return self._connection.action("reject", request, Outcomes)
+
+    def defer(
+        self,
+        subscriber: str,
+        refs: Iterable[Ref | tuple[int, int]],
+        delay: float | None = None,
+        reason: str = "",
+    ) -> Outcomes:
+        """Have bundles delivered again later, by their refs."""
+        request = Defer(
+            stream=self.name,
+            subscriber=subscriber,
+            refs=_refs(refs),
+            delay_ms=None if delay is None else round(delay * 1000),
+            reason=reason,
+        )
+        return self._connection.action("defer", request, Outcomes)
+
+    # Looking after it
+
+    def status(self) -> dict[str, Any]:
+        """Counts, sizes, subscribers and claims."""
+        request = OptionalStreamRequest(stream=self.name)
+        report = self._connection.action("status", request, StatusReport)
+        return dict(report.streams[self.name])
+
+    def flush(self) -> int:
+        """Write everything in memory to segments; how many."""
+        return self._connection.action("flush", StreamRequest(stream=self.name), Flushed).segments
+
+    def maintain(self) -> dict[str, Any]:
+        """Do all upkeep that is due; what was done."""
+        request = StreamRequest(stream=self.name)
+        return dict(self._connection.action("maintain", request, Maintained).work)
+
+    def wait_durable(self, sequence: int, timeout: float = 10.0) -> None:
+        """Return once the bundle with this sequence is on disk."""
+        request = WaitDurable(stream=self.name, sequence=sequence, timeout_ms=round(timeout * 1000))
+        self._connection.action("wait_durable", request, Done, waits=timeout)
+
+    def drain(self, timeout: float = 10.0) -> bool:
+        """Stop puts, write everything, wait for the subscribers; whether all are done."""
+        request = Drain(stream=self.name, timeout_ms=round(timeout * 1000))
+        return self._connection.action("drain", request, Drained, waits=timeout).drained
+
+    def close(self) -> None:
+        """Let go of what :meth:`put` keeps open."""
+        with self._lock:
+            writer, self._shared = self._shared, None
+        if writer is not None:
+            writer.abort()
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.name}>"
+
+
+def _range(
+    start: tuple[int, int] | None,
+    end: tuple[int, int] | None,
+    since: When | None,
+    until: When | None,
+) -> Range:
+    return Range(
+        start=None if start is None else Ref(*start),
+        end=None if end is None else Ref(*end),
+        since=since,
+        until=until,
+    )
+
+
+def _refs(refs: Iterable[tuple[int, int]]) -> tuple[Ref, ...]:
+    return tuple(Ref(*ref) for ref in refs)
+
+
+def _whoami() -> str:
+    return f"{socket.gethostname()[:40]}:{os.getpid()}"

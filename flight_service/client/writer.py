@@ -1,0 +1,435 @@
+"""Putting many bundles: a window of them in flight, receipts as they become durable.
+
+``put`` wraps the bundle and hands it over; one thread (the courier) sends, and sends
+again what a server refused for now or what was on the way when a connection broke.  Every
+bundle has an idempotency key, one of its own if the caller gives none, so sending again
+never makes two of one.  Memory is bounded by the window: ``put`` waits when it is full.
+
+A bundle the server refuses for good ends nothing: its :class:`Pending` tells, and leaving
+the ``with`` block raises :class:`~flight_service.client.errors.Rejected` unless an
+``on_reject`` was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+from flight_service.client.connection import Connection
+from flight_service.client.errors import (
+    BadRequest,
+    ClientError,
+    Closed,
+    Rejected,
+    Rejection,
+    Timeout,
+    by_code,
+    lost,
+    typed,
+)
+from flight_service.client.lane import Lane
+from flight_service.client.outbox import Entry, Outbox
+from flight_service.client.retry import Backoff, Retry
+from flight_service.protocol.names import Ref
+from flight_service.protocol.put import DUP, REJECTED, RETRY, Envelope, PutCommand, PutReceipt
+from flight_service.protocol.wrapper import wrap
+
+MAX_WINDOW: Final = 65_536
+MAX_MESSAGE: Final = 1_900 << 20
+"""Flight messages end at 2 GiB; some of that is ours."""
+MAX_REMEMBERED: Final = 100
+"""Rejections kept for the error; beyond that they are counted."""
+END_TIMEOUT: Final = 10.0
+"""How long a call that is over is waited for."""
+ABORT_TIMEOUT: Final = 5.0
+"""How long a block left by an exception waits for what is in flight."""
+
+Data: TypeAlias = "pa.RecordBatch | pa.Table"
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What the server answered for a bundle it has."""
+
+    ref: Ref
+    sequence: int | None
+    durability: str | None
+    duplicate: bool
+    key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WriterStats:
+    """What a writer has done so far."""
+
+    bundles: int
+    nbytes: int
+    duplicates: int
+    rejected: int
+    retries: int
+    reconnects: int
+
+
+class Pending:
+    """A bundle on its way: ``result()`` waits for its receipt."""
+
+    __slots__ = ("_error", "_receipt", "_writer", "key")
+
+    def __init__(self, writer: Writer, key: str) -> None:
+        self._writer = writer
+        self._receipt: Receipt | None = None
+        self._error: ClientError | None = None
+        self.key = key
+
+    @property
+    def done(self) -> bool:
+        """Whether the server has answered for good."""
+        return self._receipt is not None or self._error is not None
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """Its receipt; raises ``Rejected``, or what ended the writer."""
+        self._writer.wait_for(lambda: self.done, timeout, f"the receipt of {self.key}")
+        if self._receipt is None:
+            raise self._error or Closed("the writer")
+        return self._receipt
+
+    def settle(self, receipt: Receipt | None, error: ClientError | None) -> None:
+        """For the writer only."""
+        self._receipt, self._error = receipt, error
+
+
+class Writer:
+    """Puts bundles into one stream; see :meth:`flight_service.client.stream.Stream.writer`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        command: PutCommand,
+        *,
+        window: int,
+        window_bytes: int,
+        retry: Retry,
+        on_reject: Callable[[Rejection], None] | None = None,
+    ) -> None:
+        if not 1 <= window <= MAX_WINDOW or window_bytes < 1:
+            raise BadRequest("bad_request", f"window must be from 1 to {MAX_WINDOW:,}.")
+        self._connection = connection
+        self._command = command
+        self._window = window
+        self._window_bytes = window_bytes
+        self._backoff = Backoff(retry)
+        self._on_reject = on_reject
+        self._prefix = secrets.token_hex(8)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # for those who wait for room, receipts
+        self._work = threading.Condition(self._lock)  # for the courier
+        self._box: Outbox[Pending] = Outbox()
+        self._lane: Lane | None = None
+        self._lane_ended = False
+        self._rest_until = 0.0
+        self._refusal: ClientError | None = None
+        self._failed: ClientError | None = None
+        self._closing = self._aborting = False
+        self._given = 0
+        self._bundles = self._nbytes = self._duplicates = 0
+        self._rejected = self._retries = self._reconnects = 0
+        self._rejections: list[Rejection] = []
+        self._unraised = 0
+        self._courier: threading.Thread | None = None
+
+    # For the caller
+
+    def put(
+        self,
+        bundle: Mapping[str, Data],
+        *,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+        event_time: tuple[int, int] | None = None,
+        timeout: float | None = None,
+    ) -> Pending:
+        """Hand over a bundle: slot names with a batch or table each.
+
+        Returns once there is room in the window, and raises ``Timeout`` if there is none
+        within ``timeout`` seconds.  Nothing is promised before ``result()`` or ``flush()``.
+        """
+        batch = wrap({slot: as_batch(data) for slot, data in bundle.items()})
+        nbytes = batch.nbytes
+        if nbytes > MAX_MESSAGE:
+            raise BadRequest(
+                "limit_exceeded",
+                f"the bundle has {nbytes:,} bytes, a message holds {MAX_MESSAGE:,}: split it.",
+            )
+        with self._lock:
+            self._await(lambda: self._has_room(nbytes), timeout, "room in the window")
+            self._check()
+            if key is None:
+                key = f"{self._prefix}-{self._given}"
+            self._given += 1
+            envelope = Envelope(key=key, attributes=attributes, event_time=event_time)
+            pending = Pending(self, key)
+            self._box.add(Entry(batch, envelope, nbytes, pending))
+            self._start()
+            self._work.notify()
+        return pending
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every bundle is answered; raises ``Rejected`` if some were refused."""
+        with self._lock:
+            self._await(lambda: not len(self._box), timeout, "all receipts")
+            if self._failed is not None:
+                raise self._failed
+            self._raise_rejections()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush, then end the call.  Fine to call twice."""
+        try:
+            if not self._closing:
+                self.flush(timeout)
+        finally:
+            self._stop()
+
+    def abort(self, timeout: float = ABORT_TIMEOUT) -> None:
+        """End without complaint: what is in flight has a moment to arrive."""
+        with contextlib.suppress(ClientError):
+            self.close(timeout)
+
+    @property
+    def stats(self) -> WriterStats:
+        """Counts so far."""
+        with self._lock:
+            return WriterStats(
+                bundles=self._bundles,
+                nbytes=self._nbytes,
+                duplicates=self._duplicates,
+                rejected=self._rejected,
+                retries=self._retries,
+                reconnects=self._reconnects,
+            )
+
+    @property
+    def waiting_for(self) -> ClientError | None:
+        """Why nothing moves just now: the refusal or lost connection that is being waited out."""
+        return self._refusal
+
+    def wait_for(self, ready: Callable[[], bool], timeout: float | None, what: str) -> None:
+        """For :class:`Pending`."""
+        if not ready():
+            with self._lock:
+                self._await(ready, timeout, what)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort()
+
+    # Waiting and failing; the lock is held
+
+    def _has_room(self, nbytes: int) -> bool:
+        count = len(self._box)
+        fits = count < self._window and self._box.nbytes + nbytes <= self._window_bytes
+        return fits or count == 0
+
+    def _await(self, ready: Callable[[], bool], timeout: float | None, what: str) -> None:
+        over = self._changed.wait_for(
+            lambda: ready() or self._failed is not None or self._aborting, timeout
+        )
+        if not over:
+            why = f" ({self._refusal.message})" if self._refusal is not None else ""
+            raise Timeout("timeout", f"waited {timeout:g} s for {what}{why}.", retryable=True)
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+        if self._closing:
+            raise Closed("the writer")
+
+    def _raise_rejections(self) -> None:
+        if self._unraised and self._on_reject is None:
+            rejections, count = self._rejections, self._unraised
+            self._rejections, self._unraised = [], 0
+            raise Rejected(rejections, count)
+
+    def _fail(self, error: ClientError) -> None:
+        self._failed = error
+        for entry in self._box.clear():
+            entry.waiter.settle(None, error)
+        self._changed.notify_all()
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._closing = True
+            if len(self._box):
+                self._aborting = True
+                self._fail(Closed("the writer"))
+            self._work.notify()
+            courier = self._courier
+        if courier is not None and courier is not threading.current_thread():
+            courier.join(END_TIMEOUT)
+
+    # The courier
+
+    def _start(self) -> None:
+        if self._courier is None:
+            self._courier = threading.Thread(target=self._run, name="quiver-courier", daemon=True)
+            self._courier.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._due():
+                    self._work.wait(self._nap())
+                ended = self._lane_ended
+                if not ended and (self._failed is not None or not self._box.can_take):
+                    break
+            if ended:
+                self._recover()
+            else:
+                self._send()
+        if self._lane is not None:
+            self._lane.end(END_TIMEOUT)
+
+    def _nap(self) -> float | None:
+        wait = self._rest_until - time.monotonic()
+        return wait if wait > 0 else None
+
+    def _due(self) -> bool:
+        """Whether the courier has something to do, or has to go."""
+        if self._lane_ended or self._failed is not None:
+            return True
+        if self._nap() is not None:
+            return self._closing and not len(self._box)
+        if self._box.must_resume:
+            self._retries += self._box.resume()
+        return self._box.can_take or (self._closing and not len(self._box))
+
+    def _send(self) -> None:
+        """Send everything that is queued; the lock is only held to take the next."""
+        try:
+            if self._lane is None:
+                self._lane = Lane(self._connection, self._command, self)
+                self._lane.start()
+            lane = self._lane
+            while True:
+                with self._lock:
+                    if self._lane_ended or not self._box.can_take:
+                        return
+                    entry, envelope = self._box.take()
+                lane.send(entry.batch, envelope)
+        except Exception as error:
+            self._recover(typed(error))
+
+    def _recover(self, error: ClientError | None = None) -> None:
+        """The call is over: find out why, then go on after a while or give up."""
+        lane = self._lane
+        if lane is not None:
+            error = lane.end(END_TIMEOUT) or error
+        error = error or lost("the server ended the call.")
+        with self._lock:
+            self._lane, self._lane_ended = None, False
+            self._box.lane_lost()
+            if self._failed is None:
+                self._reconnects += lane is not None
+                self._rest(error)
+
+    def _rest(self, error: ClientError) -> None:
+        """Wait a while before the next try; the lock is held."""
+        try:
+            self._rest_until = time.monotonic() + self._backoff.after(error)
+            self._refusal = error
+        except ClientError as final:
+            self._fail(final)
+
+    # What comes back, on the lane's thread
+
+    def on_receipts(self, lane: Lane, receipts: tuple[PutReceipt, ...]) -> None:
+        """Settle what the server has answered."""
+        rejections: list[Rejection] = []
+        with self._lock:
+            if lane is not self._lane:
+                return
+            for receipt in receipts:
+                entry = self._box.answer(receipt)
+                if entry is None:
+                    self._refused(receipt)
+                    continue
+                self._settle(entry, receipt, rejections)
+            self._changed.notify_all()
+            if self._box.must_resume or (self._closing and not len(self._box)):
+                self._work.notify()
+        if self._on_reject is not None:
+            for rejection in rejections:
+                self._on_reject(rejection)
+
+    def _refused(self, receipt: PutReceipt) -> None:
+        """Only the first refusal of a run says why; the others are merely out of turn."""
+        if receipt.status == RETRY and receipt.code != "out_of_turn":
+            details = {"retry_after_ms": receipt.retry_after_ms or 0}
+            code, reason = receipt.code or "busy", receipt.reason or "the server is busy."
+            self._rest(by_code(code, reason, retryable=True, details=details))
+
+    def _settle(
+        self, entry: Entry[Pending], receipt: PutReceipt, rejections: list[Rejection]
+    ) -> None:
+        self._backoff.reset()
+        self._refusal = None
+        if receipt.status == REJECTED or receipt.ref is None:
+            rejection = Rejection(
+                entry.waiter.key, receipt.code or "rejected", receipt.reason or "no reason given"
+            )
+            rejections.append(rejection)
+            self._rejected += 1
+            self._unraised += 1
+            if len(self._rejections) < MAX_REMEMBERED:
+                self._rejections.append(rejection)
+            entry.waiter.settle(None, Rejected([rejection]))
+            return
+        self._bundles += 1
+        self._nbytes += entry.nbytes
+        self._duplicates += receipt.status == DUP
+        entry.waiter.settle(
+            Receipt(
+                receipt.ref,
+                receipt.sequence,
+                receipt.durability,
+                receipt.status == DUP,
+                entry.waiter.key,
+            ),
+            None,
+        )
+
+    def on_end(self, lane: Lane) -> None:
+        """No more receipts come."""
+        with self._lock:
+            if lane is self._lane:
+                self._lane_ended = True
+                self._work.notify()
+
+
+def as_batch(data: Data) -> pa.RecordBatch:
+    """One batch of what a slot is given as."""
+    if isinstance(data, pa.RecordBatch):
+        return data
+    if not isinstance(data, pa.Table):
+        raise TypeError(f"a slot takes a RecordBatch or a Table, not {type(data).__name__}")
+    batches = data.combine_chunks().to_batches()
+    if len(batches) > 1:
+        raise BadRequest("limit_exceeded", "the table is too long for one batch: split it.")
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=data.schema)

@@ -1,0 +1,82 @@
+"""Outcomes on their way: each arrives, by the call or, when that is lost, by an action."""
+
+from __future__ import annotations
+
+from flight_service.client.bundle import ACKED, DEFERRED, REJECTED
+from flight_service.client.outcomes import MAX_GROUP, Outcomes
+from flight_service.protocol.actions import Ack, Defer, Reject
+from flight_service.protocol.names import Ref
+
+
+def refs(count: int) -> list[Ref]:
+    return [Ref(1, index) for index in range(count)]
+
+
+def test_outcomes_of_one_kind_travel_together() -> None:
+    """Two acks, a deferral and a rejection: three messages, each with its own number."""
+    outcomes = Outcomes()
+    for ref in refs(2):
+        outcomes.say(ref, ACKED, "", None, False)
+    outcomes.say(Ref(2, 0), DEFERRED, "busy", 500, False)
+    outcomes.say(Ref(2, 1), REJECTED, "broken", None, False)
+    acks, defers, rejects = outcomes.take()
+    assert acks.ack == (Ref(1, 0), Ref(1, 1))
+    assert (defers.defer, defers.delay_ms, defers.reason) == ((Ref(2, 0),), 500, "busy")
+    assert (rejects.reject, rejects.reason) == ((Ref(2, 1),), "broken")
+    assert len({acks.id, defers.id, rejects.id}) == 3
+    assert not outcomes.unsent
+
+
+def test_a_confirmed_group_is_done() -> None:
+    """The server says done: whoever waits for that group may go on."""
+    outcomes = Outcomes()
+    group = outcomes.say(Ref(1, 0), ACKED, "", None, True)
+    assert outcomes.urgent
+    (message,) = outcomes.take()
+    assert message.durable
+    assert message.id is not None
+    outcomes.confirm(message.id, ())
+    assert group.done
+    assert len(outcomes) == 0
+
+
+def test_what_the_server_no_longer_holds_for_us_is_late() -> None:
+    """One ref of three is not ours any more: only that one is said again."""
+    outcomes = Outcomes()
+    group = None
+    for ref in refs(3):
+        group = outcomes.say(ref, ACKED, "", None, False)
+    (message,) = outcomes.take()
+    assert message.id is not None
+    outcomes.confirm(message.id, [Ref(1, 1)])
+    assert group is not None
+    assert not group.done
+    (late,) = outcomes.take_late()
+    assert late is group
+    name, request = late.request("s", "x")
+    assert name == "ack"
+    assert isinstance(request, Ack)
+    assert request.refs == (Ref(1, 1),)
+
+
+def test_a_lost_call_makes_everything_late_in_order() -> None:
+    """Sent, full and open groups: all of them are said again, and again if that fails."""
+    outcomes = Outcomes()
+    outcomes.say(Ref(1, 0), ACKED, "", None, False)
+    outcomes.take()
+    outcomes.say(Ref(1, 1), REJECTED, "no", None, False)
+    outcomes.say(Ref(1, 2), DEFERRED, "", None, False)
+    outcomes.call_lost()
+    late = outcomes.take_late()
+    assert [type(group.request("s", "x")[1]) for group in late] == [Ack, Reject, Defer]
+    outcomes.still_late(late)
+    assert outcomes.take_late() == late
+
+
+def test_a_group_is_bounded() -> None:
+    """More acks than a message holds: a second message, and no waiting for company."""
+    outcomes = Outcomes()
+    for ref in refs(MAX_GROUP + 1):
+        outcomes.say(ref, ACKED, "", None, False)
+    assert outcomes.urgent
+    assert [len(message.ack) for message in outcomes.take()] == [MAX_GROUP, 1]
