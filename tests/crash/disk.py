@@ -1,0 +1,78 @@
+"""The recording disk of the explorer, and its record folded into what may be lost.
+
+Beyond what :mod:`quiver.disk.oplog` models there is one more way to lose bytes: an fsync
+that fails.  The kernel then calls the pages clean, so a second fsync succeeds and proves
+nothing (Rebello et al., ATC '20).  :class:`LostSync` records such a failure.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from quiver.disk.memory import MemoryDisk
+from quiver.disk.oplog import Durability, Op, Sync, settle
+
+Image: TypeAlias = Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class LostSync:
+    """An fsync that failed: what was pending may be on the disk, for good, or not."""
+
+    inode: int
+
+
+Record: TypeAlias = Op | LostSync
+
+
+class CrashDisk(MemoryDisk):
+    """Keeps its :attr:`records`; fails the fsync that a workload asks it to."""
+
+    def __init__(self, *, record: bool = True, capacity: int | None = None) -> None:
+        super().__init__(record=record, capacity=capacity)
+        self.records: list[Record] = []
+        self.fail_syncs_in: int | None = None
+        """Fail the file sync after so many good ones; ``None``: none."""
+        self.watch: Callable[[Record], None] | None = None
+        """Told of each record before it counts."""
+
+    def log(self, op: Op) -> None:
+        if not self.record:
+            return
+        if isinstance(op, Sync) and self.fail_syncs_in is not None:
+            self.fail_syncs_in -= 1
+            if self.fail_syncs_in < 0:
+                self.fail_syncs_in = None
+                self._keep(LostSync(op.inode))
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self._keep(op)
+
+    def _keep(self, record: Record) -> None:
+        if self.watch is not None:
+            self.watch(record)
+        self.records.append(record)
+
+
+class Fold(Durability):
+    """What is safe and what is at risk after a prefix of the record."""
+
+    def __init__(self, files: Image, directories: Iterable[str] = ()) -> None:
+        super().__init__(files, directories)
+        self.limbo: dict[int, bytes] = {}
+        """Contents of files with a failed sync, if what was pending then got through."""
+
+    def take(self, record: Record) -> None:
+        """Take in the next record."""
+        if isinstance(record, LostSync):
+            unsynced = self.pending.pop(record.inode, [])
+            base = self.limbo.get(record.inode, self.contents[record.inode])
+            self.limbo[record.inode] = settle(base, unsynced)
+            return
+        if isinstance(record, Sync) and record.inode in self.limbo:
+            unsynced = self.pending.get(record.inode, [])
+            self.limbo[record.inode] = settle(self.limbo[record.inode], unsynced)
+        self.apply(record)

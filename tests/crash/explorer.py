@@ -1,0 +1,307 @@
+"""Point by point through a record, state by state at each point.
+
+:class:`Explorer` keeps what one run needs: which states it has seen, how many it may
+try, and what it found.  A state counts once: the same files under the same promise need
+not be opened twice.  Of the states that pass, a seeded few are crashed again: their own
+recovery, and a little work behind it, is a record like any other.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+from zlib import crc32
+
+from quiver.clock import ManualClock
+from quiver.config import Config
+from quiver.disk.disk import Disk
+from quiver.engine import Store
+from tests.crash.disk import CrashDisk, Fold, Image
+from tests.crash.invariants import INVARIANTS, PROBES, Case, Violation, opens, same_again
+from tests.crash.look import Looker, View
+from tests.crash.oracle import Oracle
+from tests.crash.states import State, states
+from tests.crash.workloads import Workload, generate, small_bundle
+from tests.crash.world import Epoch, World, listening, take
+
+MAX_STATES: Final = 1000
+"""States tried of one workload: rather more workloads than every tear of one write."""
+SECOND_CRASHES: Final = 0.01
+"""Share of the states that are crashed again."""
+SECOND_STATES: Final = 30
+"""Most states tried behind one second crash."""
+SECOND_SHARE: Final = 0.35
+"""Share of the states behind a second crash that are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A broken promise, and the line that shows it again."""
+
+    place: str
+    invariant: str
+    what: str
+    profile: str
+    steps: tuple[str, ...]
+
+    @property
+    def replay(self) -> str:
+        return f"python -m tests.crash replay {self.place}"
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  {self.profile}: {' '.join(self.steps)}\n  {self.replay}"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was tried."""
+
+    states: int = 0
+    second: int = 0
+    points: int = 0
+    workloads: int = 0
+    seconds: float = 0.0
+    kinds: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.states += other.states
+        self.second += other.second
+        self.points += other.points
+        self.workloads += other.workloads
+        self.seconds += other.seconds
+        self.kinds += other.kinds
+        self.findings += other.findings
+
+
+class Explorer:
+    """Explores workloads one after the other until it has tried enough."""
+
+    def __init__(self, seed: int, *, budget: int, stop_early: bool = False) -> None:
+        self._seed = seed
+        self._budget = budget
+        self._stop_early = stop_early
+        self.tally = Tally()
+
+    @property
+    def finished(self) -> bool:
+        tally = self.tally
+        return tally.states >= self._budget or (self._stop_early and bool(tally.findings))
+
+    def run(self, number: int, profile: int | None = None) -> None:
+        """Explore one workload, as far as the budget goes."""
+        began = time.monotonic()
+        workload = generate(self._seed, number, profile)
+        place = f"{self._seed}:{number}" + ("" if profile is None else f"@{profile}")
+        tally = self.tally
+        tally.workloads += 1
+        tally.points += sum(len(epoch.records) + 1 for epoch in workload.epochs)
+        tally.kinds.update(f"step {step}" for step in workload.steps)
+        tally.kinds.update(
+            f"op {type(record).__name__}" for epoch in workload.epochs for record in epoch.records
+        )
+        tally.kinds[f"profile {workload.profile.name}"] += 1
+        self._explore(workload, place)
+        if workload.violation is not None and not self.finished:
+            self._found(f"{place}:run", workload.violation, workload)
+        tally.seconds += time.monotonic() - began
+
+    def _explore(self, workload: Workload, place: str) -> None:
+        """Check the states of a workload; of very many, a seeded choice."""
+        visit = _Visit(workload)
+        share = MAX_STATES / max(1, _count(workload, place))
+        for where, state, oracle in walk(workload.epochs, place, workload.sector):
+            if self.finished:
+                return
+            if not visit.is_new(state, oracle) or (share < 1 and _draw(where) >= share):
+                continue
+            self.tally.states += 1
+            try:
+                visit.checker.check(state, oracle)
+                if _draw(f"second {where}") < SECOND_CRASHES:
+                    self._again(visit, where, state, oracle)
+            except Violation as violation:
+                self._found(where, violation, workload)
+
+    def _again(self, visit: _Visit, where: str, state: State, oracle: Oracle) -> None:
+        """Crash inside the recovery of this state, or in the little work behind it."""
+        epochs = second_life(visit.workload, state, oracle, where)
+        tried = 0
+        for place, second, promised in walk(epochs, where, visit.workload.sector, oracle.copy()):
+            if tried >= SECOND_STATES or self.finished:
+                return
+            life = "" if promised.version == oracle.version else where
+            if _draw(place) >= SECOND_SHARE or not visit.is_new(second, promised, life):
+                continue
+            tried += 1
+            self.tally.states += 1
+            self.tally.second += 1
+            try:
+                visit.checker.check(second, promised)
+            except Violation as violation:
+                self._found(place, violation, visit.workload)
+
+    def _found(self, place: str, violation: Violation, workload: Workload) -> None:
+        self.tally.findings.append(
+            Finding(
+                place,
+                violation.invariant,
+                str(violation),
+                workload.profile.name,
+                tuple(workload.steps),
+            )
+        )
+
+
+def _draw(where: str) -> float:
+    """A number from 0 to 1 that belongs to this place, in every run."""
+    return crc32(where.encode()) / 2**32
+
+
+def _count(workload: Workload, place: str) -> int:
+    """How many different states a workload has."""
+    visit = _Visit(workload)
+    return sum(
+        visit.is_new(state, oracle)
+        for _, state, oracle in walk(workload.epochs, place, workload.sector)
+    )
+
+
+def walk(
+    epochs: list[Epoch], place: str, sector: int, oracle: Oracle | None = None
+) -> Iterator[tuple[str, State, Oracle]]:
+    """All states of a record in order, each with its number and what was promised."""
+    promised = oracle if oracle is not None else Oracle()
+    point = 0
+    for epoch in epochs:
+        fold = Fold(epoch.files, epoch.directories)
+        notes = iter(epoch.notes)
+        upcoming = next(notes, None)
+        for done in range(len(epoch.records) + 1):
+            if done:
+                fold.take(epoch.records[done - 1])
+            while upcoming is not None and upcoming[0] <= done:
+                take(promised, upcoming[1])
+                upcoming = next(notes, None)
+            rng = random.Random(f"{place}:{point}")
+            for index, state in enumerate(states(fold, rng, sector)):
+                yield f"{place}:{point}:{index}", state, promised
+            point += 1
+
+
+def second_life(workload: Workload, state: State, oracle: Oracle, where: str) -> list[Epoch]:
+    """The record of a recovery and of a little work behind it."""
+    rng = random.Random(where)
+    world = World(
+        workload.config,
+        ManualClock(workload.now_ns),
+        state=state,
+        oracle=oracle.copy(),
+        may_drop=workload.profile.drops,
+    )
+    with listening(world):
+        world.open()
+        receipt = world.put(small_bundle(rng, len(world.oracle.puts)), "again")
+        if receipt is not None and not receipt.done:
+            world.wait(receipt)
+        world.call(world.store.maintain, keeps=True)
+        if rng.random() < 0.5:
+            world.close()
+    return world.epochs
+
+
+class _Visit:
+    """What is kept while one workload is explored."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.checker = Checker(workload.config, workload.now_ns)
+        self._seen: set[tuple[int, str, int]] = set()
+
+    def is_new(self, state: State, oracle: Oracle, life: str = "") -> bool:
+        """Whether these files were not seen yet under this promise."""
+        files = hash((frozenset(state.files.items()), frozenset(state.directories)))
+        key = (files, life, oracle.version)
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        return True
+
+
+class Checker:
+    """Opens states of one workload and checks them."""
+
+    def __init__(self, config: Config, now_ns: int) -> None:
+        self._config = config
+        self._now_ns = now_ns
+        self._looker = Looker()
+        self._reopened: set[object] = set()
+
+    def check(self, state: State, oracle: Oracle) -> None:
+        """Raise :class:`Violation` if anything promised isn't so in this state."""
+        store, disk = self._open(state)
+        after = disk.image()
+        view = self._looker.look(store, after)
+        case = Case(oracle, store, disk, state.files, after, view, self._now_ns, {})
+        for invariant in INVARIANTS:
+            invariant(case)
+        self._again(after, disk.directories(), view)
+        for probe in PROBES:
+            try:
+                probe(case)
+            except Violation:
+                raise
+            except Exception as error:
+                raise Violation(probe.__name__, f"{type(error).__name__}: {error}") from error
+
+    def _open(self, state: State) -> tuple[Store, CrashDisk]:
+        disk = CrashDisk.from_image(state.files, state.directories, record=False)
+        assert isinstance(disk, CrashDisk)
+        try:
+            store = Store(Disk(disk), self._config, where="crash", clock=ManualClock(self._now_ns))
+        except Exception as error:
+            raise opens(error) from error
+        return store, disk
+
+    def _again(self, files: Image, directories: list[str], first: View) -> None:
+        """Open once more; what lies in quarantine changes nothing and is left out."""
+        kept = {
+            path: data
+            for path, data in files.items()
+            if path != "LOCK" and not path.startswith("quarantine/")
+        }
+        key = frozenset(kept.items())
+        if key in self._reopened:
+            return
+        self._reopened.add(key)
+        store, disk = self._open(State(dict(files), directories))
+        same_again(first, self._looker.look(store, disk.image()))
+
+
+def check_place(place: str) -> tuple[Workload, State | None]:
+    """Check one state by its number; raises :class:`Violation` if it breaks the promise."""
+    parts = place.split(":")
+    number, _, profile = parts[1].partition("@")
+    workload = generate(int(parts[0]), int(number), int(profile) if profile else None)
+    if parts[2] == "run":
+        if workload.violation is not None:
+            raise workload.violation
+        return workload, None
+    first = ":".join(parts[:4])
+    state, oracle = _find(walk(workload.epochs, ":".join(parts[:2]), workload.sector), first)
+    if len(parts) > 4:
+        epochs = second_life(workload, state, oracle, first)
+        state, oracle = _find(walk(epochs, first, workload.sector, oracle.copy()), place)
+    Checker(workload.config, workload.now_ns).check(state, oracle)
+    return workload, state
+
+
+def _find(states: Iterator[tuple[str, State, Oracle]], place: str) -> tuple[State, Oracle]:
+    for where, state, oracle in states:
+        if where == place:
+            return state, oracle
+    raise ValueError(f"there is no state {place}")

@@ -1,0 +1,336 @@
+"""The promise, one function for each sentence of it.
+
+Each takes a :class:`Case`, a store opened on a state that a crash may leave, and raises
+:class:`Violation` when the sentence is not true.  They run in the order of
+:data:`INVARIANTS`; those of :data:`PROBES` then use the store, so they come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+import pyarrow as pa
+
+from quiver.engine import Store
+from quiver.errors import Backpressure
+from quiver.ids import BundleRef
+from quiver.receipt import Receipt
+from quiver.segment.info import SEGMENTS
+from tests.crash.disk import CrashDisk, Image
+from tests.crash.look import Bundle, View, outcomes
+from tests.crash.oracle import Oracle, Outcome, Put, Slots
+
+PROBED_KEYS: Final = 2
+"""Keyed bundles that are really put again in each state; the others are looked up."""
+
+PATIENCE: Final = 4
+"""Times a put may be told to come again later, with upkeep in between."""
+
+_PROBE: Final = pa.record_batch({"probe": pa.array([1])})
+_RANK: Final = {"durable": 0, "offered": 1, "gone": 2, "void": 3}
+
+
+class Violation(AssertionError):
+    """The promise was broken; ``invariant`` names the sentence."""
+
+    def __init__(self, invariant: str, what: str) -> None:
+        super().__init__(f"{invariant}: {what}")
+        self.invariant = invariant
+
+
+@dataclass(slots=True)
+class Case:
+    """One opened state. ``before`` and ``after`` are the files around the open."""
+
+    oracle: Oracle
+    store: Store
+    disk: CrashDisk
+    before: Image
+    after: Image
+    view: View
+    now_ns: int
+    numbers: dict[BundleRef, Put]
+    """Which put each bundle turned out to be; filled in by :func:`no_phantom`."""
+
+    def fail(self, invariant: Callable[[Case], None], what: str) -> NoReturn:
+        raise Violation(invariant.__name__, what)
+
+    def present(self) -> dict[int, BundleRef]:
+        """Where each put was found."""
+        return {put.number: ref for ref, put in self.numbers.items()}
+
+
+# What is there
+
+
+def no_phantom(case: Case) -> None:
+    """All that is there was put, whole and unaltered, and not told to have failed."""
+    for ref, bundle in case.view.bundles.items():
+        candidates = sorted(case.oracle.at(ref), key=lambda put: _RANK[put.state])
+        same = [put for put in candidates if _is(bundle, put)]
+        if not same:
+            case.fail(no_phantom, f"{ref} is nothing that was put there: {bundle.slots}")
+        put = same[0]
+        if put.state == "void":
+            case.fail(no_phantom, f"{ref} is put {put.number}, which was told to have failed")
+        if put.state == "gone":
+            case.fail(no_phantom, f"{ref} is put {put.number}, which had been deleted")
+        case.numbers[ref] = put
+
+
+def _is(bundle: Bundle, put: Put) -> bool:
+    meta = bundle.meta
+    return (
+        bundle.slots.keys() == put.slots.keys()
+        and meta.key == put.key
+        and dict(meta.attributes) == dict(put.attributes)
+        and all(_equal(batch, put.slots[name]) for name, batch in bundle.slots.items())
+    )
+
+
+def _equal(found: pa.RecordBatch, put: pa.RecordBatch) -> bool:
+    return bool(found.equals(put, check_metadata=True))
+
+
+def present_once(case: Case) -> None:
+    """Nothing is there twice."""
+    seen: dict[int, BundleRef] = {}
+    for ref, put in case.numbers.items():
+        if put.number in seen:
+            case.fail(present_once, f"put {put.number} is at {seen[put.number]} and at {ref}")
+        seen[put.number] = ref
+
+
+def durable_present(case: Case) -> None:
+    """Every bundle called durable is there, or its segment went by right.
+
+    That is: everyone had durably finished it when its removal was ordered, or its loss is
+    in the ledger.
+    """
+    found = case.present()
+    there = {ref.segment_seq for ref in case.view.bundles}
+    for put in case.oracle.durable():
+        assert put.ref is not None
+        if put.number in found:
+            continue
+        segment = put.ref.segment_seq
+        if segment in there:
+            case.fail(durable_present, f"{put.ref} is missing from a segment that is there")
+        dropped = case.view.losses.get(segment) in ("size", "time")
+        if not dropped and not case.oracle.removals.get(segment, False):
+            ordered = segment in case.oracle.removals
+            case.fail(
+                durable_present,
+                f"{put.ref} (put {put.number}) is gone, "
+                + ("though not everyone had finished it" if ordered else "and nobody ordered that"),
+            )
+
+
+def same_names(case: Case) -> None:
+    """A bundle has the ref, the sequence and the time that its receipt said."""
+    for ref, put in case.numbers.items():
+        meta = case.view.bundles[ref].meta
+        if put.ref is not None and (put.ref, put.sequence) != (ref, meta.sequence):
+            case.fail(
+                same_names,
+                f"put {put.number} was {put.ref} with sequence {put.sequence},"
+                f" is {ref} with {meta.sequence}",
+            )
+        if put.state == "durable" and put.ts != meta.ingestion_ts_ns:
+            case.fail(same_names, f"{ref} was taken at {put.ts}, now says {meta.ingestion_ts_ns}")
+
+
+def numbers_apart(case: Case) -> None:
+    """No two bundles share a sequence, and those of one segment ascend."""
+    metas = sorted((ref, b.meta.sequence or 0) for ref, b in case.view.bundles.items())
+    sequences = [sequence for _, sequence in metas]
+    if sorted(set(sequences)) != sequences:
+        case.fail(numbers_apart, f"sequences by ref are {sequences}")
+
+
+# Subscribers
+
+
+def subscribers_known(case: Case) -> None:
+    """Who was registered is known; who had left is not; nobody else is."""
+    known = set(case.view.outcomes)
+    must = {name for name, sub in case.oracle.subs.items() if sub.phase == "joined"}
+    if must - known:
+        case.fail(subscribers_known, f"forgotten: {sorted(must - known)}")
+    if known - set(case.oracle.subs):
+        case.fail(subscribers_known, f"came back: {sorted(known - set(case.oracle.subs))}")
+
+
+def progress_kept(case: Case) -> None:
+    """What a subscriber had durably finished stays finished."""
+    for name, ref, found, allowed in _standings(case):
+        if found == "pending" and found not in allowed:
+            case.fail(progress_kept, f"{name} had {ref} as {sorted(allowed)}; it is pending again")
+
+
+def nobody_done_early(case: Case) -> None:
+    """Nobody is marked as done with something they never were."""
+    for name, ref, found, allowed in _standings(case):
+        if found != "pending" and found not in allowed:
+            case.fail(nobody_done_early, f"{name} has {ref} as {found}, not {sorted(allowed)}")
+
+
+def _standings(case: Case) -> list[tuple[str, BundleRef, Outcome, set[Outcome]]]:
+    subs = case.oracle.subs
+    return [
+        (name, ref, found, subs[name].allowed(ref))
+        for name, standing in case.view.outcomes.items()
+        if name in subs
+        for ref, found in standing.items()
+    ]
+
+
+# What was recorded
+
+
+def losses_on_record(case: Case) -> None:
+    """A loss that was on record stays there, and a crash alone never causes one."""
+    missing = case.oracle.losses - set(case.view.losses)
+    if missing:
+        case.fail(losses_on_record, f"segments {sorted(missing)} are not in the ledger any more")
+    damaged = [seq for seq, why in case.view.losses.items() if why not in ("size", "time")]
+    report = case.store.report
+    if damaged or report.lost or report.quarantined or report.degraded:
+        case.fail(losses_on_record, f"lost without damage: {damaged or report}")
+
+
+# Files
+
+
+def bytes_accounted(case: Case) -> None:
+    """What the store thinks it takes on disk is what it takes."""
+    segments = sum(len(b) for p, b in case.after.items() if p.endswith(".qseg"))
+    log = sum(
+        len(b)
+        for p, b in case.after.items()
+        if p.startswith("wal/") and not p.endswith((".cursor", ".tmp"))
+    )
+    if (segments, log) != (case.view.segment_bytes, case.view.log_bytes):
+        case.fail(
+            bytes_accounted,
+            f"segments {segments} and log {log} on disk,"
+            f" {case.view.segment_bytes} and {case.view.log_bytes} in the books",
+        )
+
+
+def no_strays(case: Case) -> None:
+    """Nothing half-written is left after an open, and no segment file that isn't one."""
+    for path in case.after:
+        if path.endswith((".tmp", ".new", ".spare")):
+            case.fail(no_strays, f"{path} is still there after the open")
+        if path.startswith(f"{SEGMENTS}/") and path.endswith(".qseg"):
+            seq = int(path.removeprefix(f"{SEGMENTS}/").removesuffix(".qseg"))
+            if seq not in case.store._parts.catalog:
+                case.fail(no_strays, f"{path} is there, but the store doesn't know it")
+
+
+INVARIANTS: Final[tuple[Callable[[Case], None], ...]] = (
+    no_phantom,
+    present_once,
+    durable_present,
+    same_names,
+    numbers_apart,
+    subscribers_known,
+    progress_kept,
+    nobody_done_early,
+    losses_on_record,
+    bytes_accounted,
+    no_strays,
+)
+
+# The store is used from here on
+
+
+def keys_remembered(case: Case) -> None:
+    """A keyed bundle that was durable, put again, is answered with the first ref."""
+    config = case.store.config.idempotency
+    oldest = case.now_ns - int(config.window_age * 1e9)
+    keyed = sorted(
+        (p for p in case.oracle.ever_durable() if p.key is not None),
+        key=lambda p: p.sequence or 0,
+    )
+    kept = [p for p in keyed[-config.window_count :] if p.ts > oldest]
+    remembered = case.store._parts.ingest.window._records
+    for put in kept:
+        if put.key not in remembered:
+            case.fail(keys_remembered, f"the key of put {put.number} ({put.ref}) is forgotten")
+    for put in [*kept[:1], *kept[1:][-1:]][:PROBED_KEYS]:
+        receipt = case.store.put(put.slots, key=put.key, attributes=put.attributes).wait()
+        if not receipt.duplicate or receipt.ref != put.ref:
+            case.fail(
+                keys_remembered,
+                f"put {put.number} is {put.ref}; put again it was answered {receipt.ref}",
+            )
+
+
+def goes_on(case: Case) -> None:
+    """The store takes a bundle, under numbers that were never anybody else's."""
+    receipt = _put_with_patience(case, {"Logs": _PROBE})
+    if not receipt.durable:
+        case.fail(goes_on, f"{receipt} is not durable after waiting")
+    for put in case.oracle.ever_durable():
+        assert put.ref is not None
+        assert put.sequence is not None
+        if put.ref.segment_seq >= receipt.ref.segment_seq:
+            case.fail(goes_on, f"a new bundle is {receipt.ref}; segment of {put.ref} is as new")
+        if put.sequence >= receipt.sequence:
+            case.fail(goes_on, f"sequence {receipt.sequence} was given out before: {put.ref}")
+        if put.ts > receipt.ingestion_ts_ns:
+            case.fail(goes_on, "ingestion time went back")
+    for bundle in case.view.bundles.values():
+        if (bundle.meta.sequence or 0) >= receipt.sequence:
+            case.fail(goes_on, f"sequence {receipt.sequence} is that of {bundle.ref} too")
+    for name, standing in outcomes(case.store, {receipt.ref: None}).items():
+        if standing[receipt.ref] != "pending":
+            case.fail(goes_on, f"{name} has the new {receipt.ref} as {standing[receipt.ref]}")
+
+
+def _put_with_patience(case: Case, slots: Slots) -> Receipt:
+    """A put may be told to come back later, but not for ever."""
+    for _ in range(PATIENCE):
+        try:
+            return case.store.put(slots).wait()
+        except Backpressure:
+            case.store.maintain()
+    return case.store.put(slots).wait()
+
+
+PROBES: Final[tuple[Callable[[Case], None], ...]] = (keys_remembered, goes_on)
+
+
+def opens(error: BaseException) -> Violation:
+    """A legal state is never refused."""
+    return Violation(opens.__name__, f"{type(error).__name__}: {error}")
+
+
+def same_again(first: View, second: View) -> None:
+    """Opened again, a store that was only opened shows the same.
+
+    But for the next segment's number: without a log each open uses some of them up.
+    """
+    for what, a, b in (
+        ("bundles", _fixed(first), _fixed(second)),
+        ("outcomes", first.outcomes, second.outcomes),
+        ("losses", first.losses, second.losses),
+        ("slots", first.slot_names, second.slot_names),
+        ("next sequence", first.next_sequence, second.next_sequence),
+    ):
+        if a != b:
+            raise Violation(same_again.__name__, f"{what}: first {a}, then {b}")
+
+
+def _fixed(view: View) -> Mapping[BundleRef, object]:
+    return {
+        ref: (b.meta.sequence, b.meta.ingestion_ts_ns, b.meta.key, dict(b.slots))
+        for ref, b in view.bundles.items()
+    }
+
+
+ALL: Final = tuple(f.__name__ for f in (opens, *INVARIANTS, same_again, *PROBES))

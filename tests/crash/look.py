@@ -1,0 +1,112 @@
+"""What an open store holds, as plain values: the one place that looks behind its front.
+
+A sealed segment's file never changes, so its bundles are read once per distinct file and
+not once per state: reading through the engine is the most expensive part of a check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, cast
+
+import pyarrow as pa
+
+from quiver.engine import Store
+from quiver.errors import NotFound
+from quiver.format.record import BundleMeta
+from quiver.ids import BundleRef
+from quiver.segment.info import segment_path
+from tests.crash.disk import Image
+from tests.crash.oracle import Outcome
+
+MAX_KEPT_FILES: Final = 512
+
+Row = tuple[BundleMeta, Mapping[int, pa.RecordBatch]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle as it was found."""
+
+    ref: BundleRef
+    meta: BundleMeta
+    slots: Mapping[str, pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything the invariants ask about."""
+
+    bundles: Mapping[BundleRef, Bundle]
+    outcomes: Mapping[str, Mapping[BundleRef, Outcome]]
+    losses: Mapping[int, str]
+    slot_names: Mapping[int, str]
+    next_segment: int
+    next_sequence: int
+    segment_bytes: int
+    log_bytes: int
+
+
+class Looker:
+    """Looks at stores, one after the other, that share most of their files."""
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[int, bytes], list[Row]] = {}
+
+    def look(self, store: Store, image: Image) -> View:
+        """What is there, with the files as they are."""
+        names = store._parts.slots.names
+        bundles: dict[BundleRef, Bundle] = {}
+        for info in store._parts.catalog.infos:
+            path = segment_path(info.seq)
+            for index, row in enumerate(self._sealed(store, info.seq, image.get(path, b""))):
+                ref = BundleRef(info.seq, index)
+                bundles[ref] = _bundle(ref, row, names)
+        for member in store._parts.tail._members:
+            segment = member.segment
+            for index in range(segment.bundle_count):
+                ref = BundleRef(segment.seq, index)
+                bundles[ref] = _bundle(ref, (segment.meta(index), segment.read(index)), names)
+        usage = store._parts.usage()
+        return View(
+            bundles=bundles,
+            outcomes=outcomes(store, bundles),
+            losses={loss.segment_seq: loss.reason for loss in store._parts.ledger.losses},
+            slot_names=names,
+            next_segment=store._parts.tail.next_segment,
+            next_sequence=store._parts.ingest.next_sequence,
+            segment_bytes=usage.segments,
+            log_bytes=usage.log,
+        )
+
+    def _sealed(self, store: Store, seq: int, data: bytes) -> list[Row]:
+        rows = self._files.get((seq, data))
+        if rows is None:
+            reader = store._parts.catalog.reader(seq)
+            rows = [(reader.meta(index), reader.read(index)) for index in range(len(reader))]
+            if len(self._files) >= MAX_KEPT_FILES:
+                self._files.clear()
+            self._files[seq, data] = rows
+        return rows
+
+
+def _bundle(ref: BundleRef, row: Row, names: Mapping[int, str]) -> Bundle:
+    meta, batches = row
+    return Bundle(ref, meta, {names.get(slot, f"#{slot}"): b for slot, b in batches.items()})
+
+
+def outcomes(
+    store: Store, bundles: Mapping[BundleRef, object]
+) -> dict[str, dict[BundleRef, Outcome]]:
+    """How each subscriber stands with each bundle; a claim dies with the process."""
+    found: dict[str, dict[BundleRef, Outcome]] = {}
+    for subscriber in store._parts.registry.subscribers():
+        standing = found[subscriber.name] = {}
+        for ref in bundles:
+            try:
+                outcome = str(subscriber.outcome(ref))
+            except NotFound:  # durable, but delivered only once its segment is written
+                outcome = "pending"
+            standing[ref] = cast(Outcome, "pending" if outcome == "claimed" else outcome)
+    return found

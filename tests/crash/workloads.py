@@ -1,0 +1,371 @@
+"""Generated programs of puts, acks, restarts and full disks, on the real engine.
+
+A workload is decided by a seed and its number alone.  Its number picks a profile (which
+settings, which steps how often); the seed then picks the steps.  There are no threads:
+several producers are several receipts that are waited for in any order.
+
+A restart comes in three kinds.  ``close`` is clean.  ``kill`` ends the process: the next
+one sees all that was written, synced or not, so what the last one had not synced is still
+at risk.  ``cut`` ends the machine: one of the legal states is drawn and everything goes
+on from there; the record before it is one :class:`Epoch`, the record behind it another.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import count
+from typing import Any, Final
+
+import pyarrow as pa
+
+from quiver.clock import ManualClock
+from quiver.config import Config
+from quiver.ids import BundleRef
+from tests.crash.invariants import Violation
+from tests.crash.world import Epoch, World, listening
+
+SLOTS: Final = ("Logs", "Spans", "Metrics", "Events")
+NAMES: Final = ("ada", "bob", "cyd")
+SECTORS: Final = (64, 128, 512)
+WORDS: Final = ("alpha", "beta", "gamma", "delta")
+
+MAX_DRAINED: Final = 20
+
+Weights = Mapping[str, int]
+
+_USUAL: Final[Weights] = {
+    "put": 30,
+    "burst": 8,
+    "repeat": 4,
+    "wait": 12,
+    "sync": 3,
+    "flush": 5,
+    "maintain": 5,
+    "tick": 4,
+    "subscribe": 5,
+    "consume": 12,
+    "drain": 4,
+    "flush_progress": 4,
+    "seek": 1,
+    "unregister": 1,
+    "close": 1,
+    "kill": 2,
+    "cut": 2,
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Settings, and how often each step comes (on top of the usual)."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    weights: Weights = field(default_factory=dict)
+    steps: tuple[int, int] = (10, 26)
+
+    @property
+    def drops(self) -> bool:
+        """Whether retention may give up what somebody still needs."""
+        retention = self.settings.get("retention", {})
+        return (
+            retention.get("size_cap_policy") == "drop_oldest"
+            or "max_retain_after_ingestion_hours" in retention
+        )
+
+
+def _settings(**changes: Any) -> dict[str, Any]:
+    """Tiny limits: everything that can happen happens within a few bundles."""
+    settings: dict[str, Any] = {
+        "reserve": 0,
+        "validation": "off",
+        "wal": {"rotation_target": 2048, "max_size": 12288, "max_rotated_files": 6},
+        "segment": {"target_size": 2048, "max_bundles": 3, "max_unfinalized": 2},
+        "limits": {"max_bundle": 2048, "max_unsynced": 4096},
+    }
+    for section, values in changes.items():
+        if isinstance(values, dict):
+            settings[section] = {**settings.get(section, {}), **values}
+        else:
+            settings[section] = values
+    return settings
+
+
+_CAP: Final = 12288 + 2 * 2048
+
+PROFILES: Final = (
+    Profile("plain", _settings()),
+    Profile(
+        "laps",
+        _settings(wal={"rotation_target": 1024}, segment={"target_size": 1024, "max_bundles": 2}),
+        {"burst": 30, "flush": 12, "consume": 4, "maintain": 12, "subscribe": 1, "close": 3},
+        (14, 30),
+    ),
+    Profile(
+        "consumers",
+        _settings(segment={"max_bundles": 2}),
+        {
+            "subscribe": 14,
+            "consume": 40,
+            "flush_progress": 12,
+            "seek": 6,
+            "unregister": 5,
+            "maintain": 14,
+            "kill": 4,
+            "cut": 4,
+        },
+        (16, 34),
+    ),
+    Profile(
+        "drop_oldest",
+        _settings(
+            segment={"max_bundles": 2},
+            retention={"size_cap": _CAP + 6000, "size_cap_policy": "drop_oldest"},
+        ),
+        {"burst": 25, "maintain": 16, "flush": 10, "consume": 5},
+        (16, 30),
+    ),
+    Profile(
+        "age",
+        _settings(retention={"max_retain_after_ingestion_hours": 1.0}),
+        {"hours": 8, "maintain": 16, "flush": 10},
+    ),
+    Profile(
+        "segment_only",
+        _settings(durability="segment_only"),
+        {"flush": 8, "maintain": 8, "kill": 4, "cut": 4},
+    ),
+    Profile(
+        "disk_full",
+        _settings(reserve=512),
+        {"squeeze": 14, "burst": 20, "maintain": 8, "flush_progress": 8},
+        (16, 30),
+    ),
+    Profile("sealed", _settings(deliver="sealed"), {"consume": 20, "maintain": 10}),
+    Profile("every", _settings(wal={"flush": "every"}), {"burst": 16}),
+    Profile(
+        "bad_fsync",
+        _settings(),
+        {"bad_fsync": 8, "kill": 8, "cut": 3, "drain": 8, "maintain": 8},
+    ),
+    Profile(
+        "restarts",
+        _settings(wal={"recycle": False}),
+        {"close": 8, "kill": 10, "cut": 10, "burst": 14},
+        (14, 30),
+    ),
+    Profile(
+        "kept",
+        _settings(
+            segment={"max_bundles": 2},
+            read_mode="pread",
+            wal={"max_idle_age": 30.0},
+            retention={"keep_after_finish": 5.0, "steady_state_headroom": 4000},
+            idempotency={"window_count": 4},
+        ),
+        {"consume": 24, "drain": 14, "maintain": 24, "tick": 20, "seek": 4, "subscribe": 8},
+        (18, 34),
+    ),
+)
+
+
+@lru_cache(maxsize=64)
+def config_of(profile: int) -> Config:
+    """The settings of a profile; made once, since thousands of opens use them."""
+    return Config.load(env={}, **PROFILES[profile].settings)
+
+
+@dataclass(slots=True)
+class Workload:
+    """What a run left for the explorer."""
+
+    name: str
+    profile: Profile
+    config: Config
+    sector: int
+    epochs: list[Epoch]
+    now_ns: int
+    steps: list[str]
+    violation: Violation | None = None
+
+
+def generate(seed: int, number: int, profile: int | None = None) -> Workload:
+    """Run workload ``number`` of this seed."""
+    chosen = number % len(PROFILES) if profile is None else profile
+    return _Generator(random.Random(f"{seed}:{number}:{chosen}"), chosen).run(f"{seed}:{number}")
+
+
+def small_bundle(rng: random.Random, number: int) -> dict[str | int, pa.RecordBatch]:
+    """A bundle like no other, in one slot or two, sometimes with a dictionary."""
+    slots = rng.sample(SLOTS, rng.choice((1, 1, 1, 1, 2)))
+    return {slot: _batch(rng, number * len(SLOTS) + at) for at, slot in enumerate(slots)}
+
+
+def _batch(rng: random.Random, number: int) -> pa.RecordBatch:
+    columns: dict[str, pa.Array] = {"n": pa.array([number], pa.int64())}
+    if rng.random() < 0.25:
+        columns["word"] = pa.array([rng.choice(WORDS)]).dictionary_encode()
+    return pa.record_batch(columns)
+
+
+def quiet() -> None:
+    """A hundred thousand recoveries have too much to say."""
+    logging.getLogger("quiver").setLevel(logging.CRITICAL + 1)
+
+
+class _Generator:
+    """Draws the steps."""
+
+    def __init__(self, rng: random.Random, profile: int) -> None:
+        self._rng = rng
+        self._profile = PROFILES[profile]
+        self._config = config_of(profile)
+        self._sector = rng.choice(SECTORS)
+        self._clock = ManualClock()
+        self._world = World(self._config, self._clock, may_drop=self._profile.drops)
+        self._steps: list[str] = []
+        self._keys = count()
+
+    def run(self, name: str) -> Workload:
+        workload = Workload(
+            name, self._profile, self._config, self._sector, self._world.epochs, 0, self._steps
+        )
+        with listening(self._world):
+            try:
+                self._world.open()
+                for step in self._program():
+                    self._steps.append(step)
+                    getattr(self, f"_{step}")()
+                    self._clock.advance(0.01)
+            except Violation as violation:
+                workload.violation = violation
+        workload.now_ns = self._clock.now_ns()
+        return workload
+
+    def _program(self) -> list[str]:
+        weights = {**_USUAL, **self._profile.weights}
+        length = self._rng.randint(*self._profile.steps)
+        return self._rng.choices(list(weights), list(weights.values()), k=length)
+
+    # Producers
+
+    def _put(self) -> None:
+        rng = self._rng
+        key = f"k{next(self._keys)}" if rng.random() < 0.4 else None
+        attributes = {"source": rng.choice(WORDS)} if rng.random() < 0.25 else None
+        receipt = self._world.put(small_bundle(rng, len(self._world.oracle.puts)), key, attributes)
+        if receipt is not None and not receipt.done and rng.random() < 0.4:
+            self._world.wait(receipt)
+
+    def _burst(self) -> None:
+        for _ in range(self._rng.randint(2, 4)):
+            self._put()
+
+    def _repeat(self) -> None:
+        keyed = [p for p in self._world.oracle.puts.values() if p.key is not None]
+        if keyed:
+            put = self._rng.choice(keyed)
+            receipt = self._world.put(put.slots, put.key, put.attributes or None)
+            if receipt is not None and not receipt.done and self._rng.random() < 0.5:
+                self._world.wait(receipt)
+
+    def _wait(self) -> None:
+        if self._world.waiting:
+            self._world.wait(self._rng.choice(self._world.waiting)[1])
+
+    # Upkeep
+
+    def _sync(self) -> None:
+        self._world.call(self._world.store.sync)
+
+    def _flush(self) -> None:
+        self._world.call(self._world.store.flush)
+
+    def _maintain(self) -> None:
+        self._world.call(self._world.store.maintain, keeps=True)
+
+    def _flush_progress(self) -> None:
+        self._world.call(self._world.store.flush_progress, keeps=True)
+
+    def _tick(self) -> None:
+        self._clock.advance(self._rng.choice((0.2, 2.0, 6.0, 40.0)))
+
+    def _hours(self) -> None:
+        self._clock.advance(self._rng.choice((0.4, 1.1)) * 3600)
+
+    # Subscribers
+
+    def _subscribe(self) -> None:
+        name = self._rng.choice(NAMES)
+        if name not in self._world.handles:
+            refs = self._refs()
+            starts: list[BundleRef | str] = ["earliest", "earliest", "latest"]
+            if refs:
+                starts.append(self._rng.choice(refs))
+            self._world.subscribe(name, self._rng.choice(starts))
+
+    def _refs(self) -> list[BundleRef]:
+        return [p.ref for p in self._world.oracle.durable() if p.ref is not None]
+
+    def _someone(self) -> str | None:
+        names = sorted(self._world.handles)
+        return self._rng.choice(names) if names else None
+
+    def _consume(self) -> None:
+        name = self._someone()
+        if name is None:
+            self._subscribe()
+            return
+        for _ in range(self._rng.randint(1, 5)):
+            how = self._rng.choices(("ack", "reject", "defer", "leave"), (12, 2, 1, 1))[0]
+            self._world.resolve(name, how)
+
+    def _drain(self) -> None:
+        """Everyone known finishes everything: what can go then may go."""
+        for name in sorted(self._world.oracle.subs) or [self._rng.choice(NAMES)]:
+            if name not in self._world.handles:
+                self._world.subscribe(name, "earliest")
+            if name in self._world.handles:
+                for _ in range(MAX_DRAINED):
+                    self._world.resolve(name, "ack")
+
+    def _seek(self) -> None:
+        name, refs = self._someone(), self._refs()
+        if name is not None and refs:
+            self._world.seek(name, self._rng.choice(refs))
+
+    def _unregister(self) -> None:
+        names = sorted(self._world.oracle.subs)
+        if names:
+            self._world.unregister(self._rng.choice(names))
+
+    # Bad days
+
+    def _close(self) -> None:
+        self._relax()
+        self._world.close()
+        self._world.open()
+
+    def _kill(self) -> None:
+        self._relax()
+        self._world.kill()
+        self._world.open()
+
+    def _cut(self) -> None:
+        self._world.cut(self._rng, self._sector)
+        self._world.open()
+
+    def _squeeze(self) -> None:
+        """Leave little room, or give it back."""
+        disk = self._world.disk
+        disk.capacity = None if disk.capacity is not None else disk.used + self._rng.randint(0, 900)
+
+    def _relax(self) -> None:
+        self._world.disk.capacity = None
+        self._world.disk.fail_syncs_in = None
+
+    def _bad_fsync(self) -> None:
+        self._world.disk.fail_syncs_in = self._rng.randint(0, 4)

@@ -1,0 +1,406 @@
+"""A store, its disk and everybody who uses it, on the record.
+
+:class:`World` makes the calls and writes the notes: before a call what may come of it,
+after it what it promised, and in between, at the very moment, which receipts were told
+and which deletions were ordered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from quiver.clock import ManualClock
+from quiver.config import Config
+from quiver.disk.disk import Disk
+from quiver.disk.oplog import Rename, Unlink, settle
+from quiver.engine import Store
+from quiver.errors import (
+    Busy,
+    Damage,
+    NotFound,
+    Poisoned,
+    QuiverError,
+    StorageFault,
+)
+from quiver.format.floor import FLOOR_PATH, decode_floor
+from quiver.format.progress import decode_progress
+from quiver.format.state import STATE_NAME, decode_state
+from quiver.ids import BundleRef
+from quiver.receipt import Receipt
+from quiver.segment.info import SEGMENTS, parse_name
+from quiver.subscriber.progress import progress_file
+from quiver.subscription import Subscription
+from tests.crash import notes as o
+from tests.crash.disk import CrashDisk, Fold, Image, Record
+from tests.crash.invariants import INVARIANTS, Case, Violation, opens
+from tests.crash.look import Looker
+from tests.crash.notes import Note
+from tests.crash.oracle import EARLIEST, Oracle, Put, Slots
+from tests.crash.states import State, states
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A record from one set of files on, with the notes between: at ``n`` means after n
+    records."""
+
+    files: Image
+    directories: list[str]
+    records: list[Record]
+    notes: list[tuple[int, Note]]
+
+
+class World:
+    """A store, its disk, and everybody who uses it; writes the notes."""
+
+    def __init__(
+        self,
+        config: Config,
+        clock: ManualClock,
+        *,
+        state: State | None = None,
+        oracle: Oracle | None = None,
+        may_drop: bool = False,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.oracle = oracle if oracle is not None else Oracle()
+        self.epochs: list[Epoch] = []
+        self.waiting: list[tuple[int, Receipt]] = []
+        self.handles: dict[str, Subscription] = {}
+        self._looker = Looker()
+        self._may_drop = may_drop
+        self._numbers = count(len(self.oracle.puts))
+        self._by_receipt: dict[int, tuple[int, Receipt]] = {}
+        self._completions: dict[int, int] = {}
+        self._bundle: Any = None
+        self._putting: int | None = None
+        self._sealed: set[int] = set()
+        self._losses: set[int] = set(self.oracle.losses)
+        self.begin_epoch(state or State({}, []))
+
+    # The record
+
+    def begin_epoch(self, state: State) -> None:
+        """Go on from these files, all of them durable."""
+        disk = CrashDisk.from_image(state.files, state.directories)
+        assert isinstance(disk, CrashDisk)
+        self.disk = disk
+        self.disk.watch = self._watch
+        self.fold = Fold(state.files, state.directories)
+        self.notes: list[tuple[int, Note]] = []
+        self.epochs.append(Epoch(state.files, state.directories, self.disk.records, self.notes))
+
+    def _watch(self, record: Record) -> None:
+        """Called before each record: an order to delete must have its reason by then."""
+        gone: set[int] = set()
+        if isinstance(record, Rename) and record.target == FLOOR_PATH:
+            inode = record.inode
+            data = settle(self.fold.contents[inode], self.fold.pending.get(inode, []))
+            with contextlib.suppress(Damage):
+                floor = decode_floor(data)
+                gone = {seq for seq in self.oracle.sizes() if floor.is_gone(seq)}
+        elif isinstance(record, Unlink) and record.path.startswith(SEGMENTS):
+            seq = parse_name(record.path.rpartition("/")[2])
+            gone = set() if seq is None else {seq}
+        for seq in sorted(gone - self.oracle.removals.keys()):
+            self.note(o.Removal(seq, self._is_finished(seq)))
+        self.fold.take(record)
+
+    def _is_finished(self, seq: int) -> bool:
+        """Whether everyone has finished a segment, by what is durable right now."""
+        files = self.fold.image()
+        everyone = [sub.name for sub in self.oracle.subs.values() if sub.phase == "joined"]
+        whole = (1 << self.oracle.sizes().get(seq, 0)) - 1
+        for name in everyone:
+            try:
+                progress = decode_progress(files[progress_file(name)])
+            except (KeyError, Damage):
+                return False
+            entry = progress.entries.get(seq)
+            if entry is None and seq >= progress.oldest_incomplete:
+                return False
+            if entry is not None and whole & ~entry.done:
+                return False
+        return bool(everyone) or seq in _ledger(files)
+
+    def note(self, note: Note) -> None:
+        self.notes.append((len(self.disk.records), note))
+        take(self.oracle, note)
+
+    # Opening and the three ways to end
+
+    def open(self) -> None:
+        """Open the store and check it against everything noted so far."""
+        first = not self.oracle.puts and not self.oracle.subs
+        try:
+            self.store = Store(Disk(self.disk), self.config, where="crash", clock=self.clock)
+        except Exception as error:
+            raise opens(error) from error
+        self.handles = {}
+        self.waiting = []
+        self._by_receipt = {}
+        if not first:
+            self._settle()
+        self._sealed = {info.seq for info in self.store._parts.catalog.infos}
+        self._losses = {loss.segment_seq for loss in self.store._parts.ledger.losses}
+
+    def _settle(self) -> None:
+        image = self.disk.image()
+        view = self._looker.look(self.store, image)
+        case = Case(self.oracle, self.store, self.disk, image, image, view, self.clock.now_ns(), {})
+        for invariant in INVARIANTS:
+            invariant(case)
+        found = {}
+        for ref, put in case.numbers.items():
+            meta = view.bundles[ref].meta
+            assert meta.sequence is not None
+            assert meta.ingestion_ts_ns is not None
+            found[put.number] = (ref, meta.sequence, meta.ingestion_ts_ns)
+        self.note(o.Settled(found, view.outcomes))
+
+    def close(self) -> None:
+        self._before()
+        if self._try(self.store.close):
+            self.note(o.Kept())
+        self._after()
+        self.disk.locked.clear()
+
+    def kill(self) -> None:
+        """The process ends; the page cache lives on."""
+        self.disk.locked.clear()
+
+    def cut(self, rng: random.Random, sector: int) -> None:
+        """The machine ends, in one of the states that are legal here."""
+        self.begin_epoch(rng.choice(list(states(self.fold, rng, sector))))
+
+    # Calls
+
+    def _try(self, call: Callable[[], object]) -> bool:
+        """Call; whether it worked. A store may say no, but only in its own words."""
+        try:
+            call()
+        except (Busy, StorageFault):
+            return False
+        return True
+
+    def _before(self) -> None:
+        if self._may_drop:
+            self.note(o.MayDrop())
+
+    def _after(self) -> None:
+        """Note what a call did besides what it was asked for."""
+        for loss in self.store._parts.ledger.losses:
+            if loss.segment_seq not in self._losses:
+                self._losses.add(loss.segment_seq)
+                self.note(o.Dropped(loss.segment_seq))
+        sealed = {info.seq for info in self.store._parts.catalog.infos}
+        for seq in sorted(self._sealed - sealed):
+            self.note(o.Deleted(seq))
+        self._sealed = sealed
+
+    # Producers
+
+    def put(
+        self,
+        slots: Slots,
+        key: str | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> Receipt | None:
+        number = next(self._numbers)
+        self.note(o.Offered(Put(number, slots, key, attributes or {})))
+        self._before()
+        self._putting = number
+        marks = len(self.notes)
+        try:
+            receipt = self.store.put(slots, key=key, attributes=attributes)
+        except Busy:
+            self.note(o.Failed(number))
+            return None
+        except StorageFault:
+            return None
+        finally:
+            self._putting = None
+            self._after()
+        if receipt.duplicate:
+            # The first one's receipt was made anew and completed: not this put's.
+            self.note(o.Failed(number))
+            self._check_repeat(number, receipt)
+            return receipt
+        self._by_receipt[id(receipt)] = (number, receipt)
+        self.note(o.Placed(number, receipt.ref, receipt.sequence))
+        if receipt.done:
+            self._completed_inside(marks, number, receipt)
+        else:
+            self.waiting.append((number, receipt))
+        return receipt
+
+    def _completed_inside(self, marks: int, number: int, receipt: Receipt) -> None:
+        """It was told during the put: date the note back to when that was."""
+        note = _answer(number, receipt)
+        if note is None:
+            return
+        at = self._completions.pop(id(receipt), len(self.disk.records))
+        position = next((i for i in range(marks, len(self.notes)) if self.notes[i][0] > at), None)
+        take(self.oracle, note)
+        self.notes.insert(len(self.notes) if position is None else position, (at, note))
+
+    def _check_repeat(self, number: int, receipt: Receipt) -> None:
+        put = self.oracle.puts[number]
+        firsts = [p for p in self.oracle.puts.values() if p.key == put.key and p.number != number]
+        if not any(p.ref == receipt.ref for p in firsts):
+            raise Violation("keys_remembered", f"the repeat of {put.key} was called {receipt.ref}")
+
+    def completed(self, receipt: Receipt) -> None:
+        """Told by the store, at this very point of the record."""
+        known = self._by_receipt.get(id(receipt))
+        if known is None:
+            if self._putting is not None:
+                self._completions = {id(receipt): len(self.disk.records)}
+            return
+        note = _answer(known[0], receipt)
+        if note is not None:
+            self.note(note)
+
+    def wait(self, receipt: Receipt) -> None:
+        self._before()
+        self._try(receipt.wait)
+        self._after()
+        self.waiting = [(n, r) for n, r in self.waiting if not r.done]
+
+    def call(self, call: Callable[[], object], *, keeps: bool = False) -> None:
+        """A call of the store's upkeep; ``keeps``: progress is durable when it returns."""
+        self._before()
+        if self._try(call) and keeps:
+            self.note(o.Kept())
+        self._after()
+        self.waiting = [(n, r) for n, r in self.waiting if not r.done]
+
+    # Subscribers
+
+    def subscribe(self, name: str, start: BundleRef | str) -> None:
+        known = name in self.oracle.subs
+        if not known:
+            position = self._position(start)
+            self.note(o.Joining(name, position))
+        try:
+            handle = self.store.subscribe(name, start)  # type: ignore[arg-type]
+        except (Busy, StorageFault):
+            self._after()
+            if not known and name not in self.store.subscribers:
+                self.note(o.Leaving(name))
+            return
+        self._after()
+        self.handles[name] = handle
+        self.note(o.Joined(name))
+
+    def _position(self, start: BundleRef | str) -> BundleRef:
+        if isinstance(start, BundleRef):
+            return start
+        if start == "earliest":
+            return EARLIEST
+        return max(
+            (
+                BundleRef(p.ref.segment_seq, p.ref.bundle_index + 1)
+                for p in self.oracle.ever_durable()
+                if p.ref is not None and self._is_visible(p.ref)
+            ),
+            default=EARLIEST,
+        )
+
+    def _is_visible(self, ref: BundleRef) -> bool:
+        return self.config.deliver == "durable" or ref.segment_seq in self._sealed
+
+    def take(self, name: str) -> None:
+        """Take the next bundle and check that it is one that was called durable."""
+        handle = self.handles[name]
+        self._before()
+        bundle = handle.next_bundle()
+        self._after()
+        self.waiting = [(n, r) for n, r in self.waiting if not r.done]
+        if bundle is None:
+            return
+        puts = [p for p in self.oracle.durable() if p.ref == bundle.ref]
+        if not puts:
+            raise Violation("delivered_durable", f"{name} was given {bundle.ref} before its time")
+        for slot, batch in puts[0].slots.items():
+            if not bundle[str(slot)].equals(batch):
+                raise Violation("no_phantom", f"{name} was given another {bundle.ref}")
+        if self.oracle.subs[name].now(bundle.ref) != "pending":
+            raise Violation("progress_kept", f"{name} was given {bundle.ref} again")
+        self._bundle = bundle
+
+    def resolve(self, name: str, how: str) -> None:
+        """Take a bundle and say what became of it."""
+        self._bundle = None
+        with contextlib.suppress(Busy, StorageFault):
+            self.take(name)
+        bundle = self._bundle
+        if bundle is None:
+            return
+        if how in ("ack", "reject"):
+            outcome = str(bundle.ack() if how == "ack" else bundle.reject("no"))
+            if outcome in ("acked", "dropped"):
+                self.note(o.Resolved(name, bundle.ref, outcome))  # type: ignore[arg-type]
+        elif how == "defer":
+            bundle.defer(1.0)
+        self._bundle = None
+
+    def seek(self, name: str, position: BundleRef) -> None:
+        self.note(o.Sought(name, position))
+        self.handles[name].seek(position)
+
+    def unregister(self, name: str) -> None:
+        self.note(o.Leaving(name))
+        try:
+            self.store.unregister(name)
+        except (NotFound, Busy, StorageFault):
+            self._after()
+            return
+        self._after()
+        self.handles.pop(name, None)
+        self.note(o.Left(name))
+
+
+def take(oracle: Oracle, note: Note) -> None:
+    """Let the oracle know."""
+    oracle.version += note.narrows
+    note.apply(oracle)
+
+
+def _ledger(files: Image) -> set[int]:
+    try:
+        return {loss.segment_seq for loss in decode_state(files[STATE_NAME]).losses}
+    except (KeyError, Damage):
+        return set()
+
+
+def _answer(number: int, receipt: Receipt) -> Note | None:
+    """What a completed receipt told its producer."""
+    error = receipt.error
+    if error is None:
+        return o.Durable(number, receipt.ref, receipt.sequence, receipt.ingestion_ts_ns)
+    # After a failed fsync nobody knows; after everything else it is said to be out.
+    return None if isinstance(error, Poisoned) else o.Failed(number)
+
+
+@contextlib.contextmanager
+def listening(world: World) -> Iterator[None]:
+    """Let the world hear of each receipt in the moment it is told."""
+    original = Receipt.complete
+
+    def complete(self: Receipt, error: QuiverError | None = None) -> None:
+        original(self, error)
+        if type(self) is Receipt:
+            world.completed(self)
+
+    Receipt.complete = complete  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Receipt.complete = original  # type: ignore[method-assign]
