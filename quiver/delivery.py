@@ -114,8 +114,8 @@ class Delivery:
         """A handle for a claim; ``None`` if the data is gone, which ends the claim too."""
         try:
             meta = self.reader.meta(ref)
-        except BundleGone:
-            if _give_back(subscriber, ref):
+        except BundleGone as gone:
+            if _give_back(subscriber, ref, lost=gone.details.get("outcome") == "lost"):
                 return None
             raise
         except BaseException:
@@ -228,10 +228,10 @@ class Delivery:
             raise self.closed
 
 
-def _give_back(subscriber: Subscriber, ref: BundleRef) -> bool:
-    """End a claim; whether that was the end of the bundle, too: finished, or deleted."""
+def _give_back(subscriber: Subscriber, ref: BundleRef, *, lost: bool = False) -> bool:
+    """End a claim; whether that was the end of the bundle, too: finished, lost, or deleted."""
     try:
-        return subscriber.release(ref).final
+        return (subscriber.reject if lost else subscriber.release)(ref).final
     except NotFound:
         return True
 

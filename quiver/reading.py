@@ -72,7 +72,10 @@ class Reader:
 
     def meta(self, ref: BundleRef) -> BundleMeta:
         """What is known about a bundle."""
-        return self._segment_of(ref).meta(ref.bundle_index)
+        meta = self._segment_of(ref).meta(ref.bundle_index)
+        if meta.lost:
+            raise BundleGone(f"bundle {ref} was lost to damage.", ref=ref, outcome="lost")
+        return meta
 
     def slot_ids(self, ref: BundleRef) -> list[int]:
         """The slots a bundle has, in ascending order."""
@@ -102,7 +105,10 @@ class Reader:
         """The batches of a bundle by slot id: all, or only the slots and columns named."""
         segment = self._segment_of(ref)
         try:
-            return segment.read(ref.bundle_index, slots, columns)
+            found = segment.read(ref.bundle_index, slots, columns)
+            if not found:
+                self.meta(ref)  # has nothing to be read, or was lost?
+            return found
         except SlotNotInBundle:  # the caller's mistake, not the file's
             raise
         except SegmentDamage as damage:

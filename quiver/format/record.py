@@ -14,6 +14,10 @@ from quiver.format.ipc import EncodedBatch
 
 FINGERPRINT_SIZE: Final = 32
 
+LOST_ATTRIBUTE: Final = "quiver:lost"
+"""Marks the place of a bundle that a repair could not save: it has no slots and is given
+to nobody, but those behind it keep their refs."""
+
 NO_ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -42,3 +46,8 @@ class BundleMeta:
     event_time: tuple[int, int] | None = None
     rows: int = 0
     nbytes: int = 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether this only keeps the place of a bundle that damage took."""
+        return LOST_ATTRIBUTE in self.attributes

@@ -10,11 +10,12 @@ were deleted are not brought back from a log that happens to have them still.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from quiver.alignment import Alignment, align, doubled, fallen_back, in_order, starts_at_zero
+from quiver.contradictions import known_sequence
 from quiver.errors import QuiverError
 from quiver.foreign import ForeignPlan, plan_entries, plan_refs
 from quiver.format.floor import Floor
@@ -26,6 +27,7 @@ from quiver.segment.info import segment_path
 from quiver.segment.reader import SegmentReader
 from quiver.survey import first_free
 from quiver.wal.contents import LogDamage
+from quiver.wal.files import ACTIVE
 
 MAX_LISTED: Final = 10_000
 """Lost bundles listed one by one; the number is right in any case."""
@@ -61,9 +63,10 @@ class Lost:
     def describe(self) -> str:
         """For people."""
         where = self.file if self.offset is None else f"{self.file} byte {self.offset:,}"
-        return f"{where}: {self.reason}; {self._what()}"
+        return f"{where}: {self.reason}; {self.what()}"
 
-    def _what(self) -> str:
+    def what(self) -> str:
+        """What it means for the data."""
         if self.bundles is None:
             return "how many bundles that were can't be told any more"
         if not self.bundles:
@@ -85,6 +88,8 @@ class Holdings:
     """Segments the Rust crate was writing when it stopped: their bundles are in the log."""
     counts: dict[int, int] = field(default_factory=dict)
     """Bundles of each segment, lost ones included as far as they are known."""
+    voids: set[BundleRef] = field(default_factory=set)
+    """Places of bundles that were lost before, and left out by a repair."""
 
     @property
     def lost_bundles(self) -> int:
@@ -152,6 +157,9 @@ class _Holding:
                 self.result.bundles.append(Held(ref, None, None, reader))
                 continue
             meta = reader.meta(index)
+            if meta.lost:  # since an earlier repair, and on record
+                self.result.voids.add(ref)
+                continue
             self.result.bundles.append(Held(ref, meta.sequence, meta.ingestion_ts_ns, reader))
 
     def hold_place(self, ref: BundleRef, place: Place) -> None:
@@ -207,7 +215,9 @@ class _Own(_Holding):
             seq
             for one in self.progress
             for seq, entry in one.entries.items()
-            if entry.done.bit_count() < entry.bundle_count and not self._is_gone(seq)
+            # The Rust crate's files may go on listing segments that were deleted.
+            if one.named and entry.done.bit_count() < entry.bundle_count
+            if not self._is_gone(seq)
         }
         return (missing | segments.damaged.keys() | unfinished) - segments.deleted
 
@@ -245,13 +255,30 @@ class _Own(_Holding):
 
     def _lost_in_log(self, places: Mapping[int, Mapping[int, Place]]) -> set[BundleRef]:
         blamed: set[BundleRef] = set()
-        for damage in self.found.log.damage:
+        for damage in (*self.found.log.damage, *self._missing_ends()):
             lost = self._weigh(damage, places)
             blamed.update(lost.refs)
             self.result.lost.append(lost)
         for damaged in self.found.index.unreadable:
             self.result.lost.append(_unreadable(damaged))
         return blamed
+
+    def _missing_ends(self) -> Iterator[LogDamage]:
+        """Whole files that are gone leave no bad checksum: others have to vouch for them."""
+        floor, log = self.found.basics.floor, self.found.log
+        if not log.files:
+            if isinstance(floor, Floor) and floor.has_log:
+                yield LogDamage(ACTIVE, 0, floor.log_first, None, "the log is missing")
+            return
+        first = log.files[0].header.first_sequence
+        begins = floor.log_first if isinstance(floor, Floor) and floor.has_log else None
+        if first is not None and begins is not None and first > begins:
+            reason = "the file before it is missing"
+            yield LogDamage(log.files[0].path, 0, begins, first, reason)
+        known = known_sequence(self.found.basics, list(self.found.segments.infos.values()))
+        if log.next_sequence < known and not log.damage:
+            reason = "entries at the end of the log are missing"
+            yield LogDamage(log.files[-1].path, log.files[-1].end, log.next_sequence, known, reason)
 
     def _weigh(self, damage: LogDamage, places: Mapping[int, Mapping[int, Place]]) -> Lost:
         """What a damaged stretch of the log costs: nothing, if segments hold it."""

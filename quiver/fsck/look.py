@@ -33,11 +33,15 @@ Watch = Callable[[str, int], None]
 
 
 class Segments:
-    """The segment files, each checked once, every byte, when somebody asks."""
+    """The segment files, each checked once, every byte, when somebody asks.
 
-    def __init__(self, disk: Disk, watch: Watch | None = None) -> None:
+    Without ``check`` their tables are read and the data isn't: for a quick look.
+    """
+
+    def __init__(self, disk: Disk, watch: Watch | None, *, check: bool) -> None:
         self._disk = disk
         self._watch = watch
+        self._check = check
         self.infos: dict[int, SegmentInfo] = {}
         self.damaged: dict[int, QuiverError] = {}
         self.deleted: set[int] = set()
@@ -59,9 +63,8 @@ class Segments:
             return None
         try:
             # Not mapped: a failing disk must end in an error, not in a signal.
-            reader = SegmentReader.open(
-                self._disk, seq, mode="pread", verify=seq not in self._checked
-            )
+            verify = self._check and seq not in self._checked
+            reader = SegmentReader.open(self._disk, seq, mode="pread", verify=verify)
         except FileNotFoundError:
             del self.infos[seq]  # finished and deleted since the look
             self.deleted.add(seq)
@@ -108,7 +111,7 @@ class Look:
         return self.log.foreign or (not self.log.files and self.basics.floor is None)
 
 
-def look(disk: Disk, *, watch: Watch | None = None) -> Look:
+def look(disk: Disk, *, watch: Watch | None = None, check: bool = True) -> Look:
     """Look at everything, again if it changed meanwhile."""
     if not holds_a_store(disk):
         raise NotFound(
@@ -118,7 +121,7 @@ def look(disk: Disk, *, watch: Watch | None = None) -> Look:
     for _ in range(MAX_LOOKS):
         before = _stamp(disk)
         try:
-            found = _look_once(disk, watch)
+            found = _look_once(disk, watch, check)
         except FileNotFoundError:
             continue
         if _stamp(disk) == before:
@@ -141,7 +144,7 @@ def holds_a_store(disk: Disk) -> bool:
     )
 
 
-def _look_once(disk: Disk, watch: Watch | None) -> Look:
+def _look_once(disk: Disk, watch: Watch | None, check: bool) -> Look:
     index = LogIndex(disk)
     seen: dict[str, int] = {}
 
@@ -155,7 +158,7 @@ def _look_once(disk: Disk, watch: Watch | None) -> Look:
     catalog = Catalog(disk, "pread")
     early = look_at_basics(disk, catalog, clean=False)
     log = read_log(disk, layout_hash=None, visit=visit, salvage=True)
-    segments = Segments(disk, watch)
+    segments = Segments(disk, watch, check=check)
     segments.listed(catalog, catalog.scan(clean=False))
     return Look(disk, early, log, index, segments)
 

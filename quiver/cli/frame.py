@@ -1,0 +1,248 @@
+"""What all commands share: where errors go, what exit codes mean, which stores are meant."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from typer.core import TyperGroup
+
+from quiver.disk.disk import Disk
+from quiver.disk.posix import PosixDisk
+from quiver.errors import Damage, InvalidInput, NotFound, QuiverError
+from quiver.fsck.look import Watch, holds_a_store
+
+OK: Final = 0
+FAILED: Final = 1
+DAMAGED: Final = 2
+INTERRUPTED: Final = 130
+
+EXIT_CODES: Final = """Exit codes: 0 sound, 1 wrong usage or another error, 2 damaged."""
+
+DEBUG: Final = "QUIVER_DEBUG"
+MAX_STORES: Final = 10_000
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+# Typer has its own copy of click or uses an installed one, by version: this is its root error.
+_UsageError: Final[type[Exception]] = typer.BadParameter.__mro__[2]
+
+P = ParamSpec("P")
+
+Directory = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR",
+        help="A store's directory, or one that has several of them below it.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs: one JSON document.")]
+
+
+def help_text(*paragraphs: str, examples: Sequence[tuple[str, str]]) -> str:
+    """A command's help: what it does, how it is typed, what its exit code means."""
+    width = max(len(command) for command, _ in examples) + 2
+    lines = [f"  {command:{width}}{what}".rstrip() for command, what in examples]
+    return "\n\n".join([*paragraphs, "[bold]Examples[/bold]\n\n" + "\n".join(lines), EXIT_CODES])
+
+
+class Commands(TyperGroup):
+    """The command group: wrong usage ends in 1, since 2 means damage here."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        run = functools.partial(
+            super().main,
+            args,
+            prog_name,
+            complete_var,
+            standalone_mode=False,
+            windows_expand_args=windows_expand_args,
+            **extra,
+        )
+        if not standalone_mode:
+            return run()
+        try:
+            code = run()
+        except _UsageError as error:
+            error.show()  # type: ignore[attr-defined]
+            sys.exit(FAILED)
+        except typer.Abort:
+            sys.exit(INTERRUPTED)
+        sys.exit(code if isinstance(code, int) else OK)
+
+
+def told(command: Callable[P, int]) -> Callable[P, None]:
+    """Run a command: its answer is the exit code, and every error is told in two lines."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = command(*args, **kwargs)
+        except QuiverError as error:
+            tell(error)
+            code = DAMAGED if isinstance(error, Damage) else FAILED
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        except BrokenPipeError:
+            code = FAILED  # whoever read our output has seen enough
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for the flush at exit
+        except (typer.Exit, typer.Abort, _UsageError):
+            raise
+        except Exception as error:
+            if os.environ.get(DEBUG):
+                raise
+            _say(f"this is a defect of Quiver: {type(error).__name__}: {error}")
+            _advise(f"Nothing more was done. Please report it; {DEBUG}=1 shows where it is.")
+            code = FAILED
+        raise typer.Exit(code)
+
+    return run
+
+
+def tell(error: QuiverError, where: str = "") -> None:
+    """An error for people: what happened, and below it what can be done."""
+    place = where or str(error.details.get("where", ""))
+    _say(error.message)
+    if error.advice:
+        _advise(error.advice.replace("DIR", place or "DIR"))
+
+
+def _say(text: str) -> None:
+    err.print(f"quiver: {text}", markup=False, soft_wrap=True)
+
+
+def _advise(text: str) -> None:
+    err.print(f"  {text}", markup=False, soft_wrap=True)
+
+
+# Stores
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """One store to work on. ``name`` is empty when the directory itself is one."""
+
+    name: str
+    path: Path
+    disk: Disk
+
+
+def stores(directory: Path) -> list[Store]:
+    """The store in a directory, or those in the directories below it."""
+    _check_directory(directory)
+    disk = Disk(PosixDisk(directory))
+    if holds_a_store(disk):
+        return [Store("", directory, disk)]
+    below = [
+        Store(path.name, path, below)
+        for path in sorted(directory.iterdir())[:MAX_STORES]
+        if path.is_dir() and holds_a_store(below := Disk(PosixDisk(path)))
+    ]
+    if not below:
+        raise NotFound(
+            f"cannot open {directory}: there is no store in it.",
+            advice="Name the directory that has wal/ and segments/ in it, or the one above.",
+        )
+    return below
+
+
+def _check_directory(directory: Path) -> None:
+    try:
+        os.listdir(directory)
+    except FileNotFoundError:
+        raise NotFound(
+            f"cannot open {directory}: there is no such directory.", advice="Check the path."
+        ) from None
+    except NotADirectoryError:
+        raise InvalidInput(
+            f"cannot open {directory}: it is a file.",
+            advice="Name the directory that has wal/ and segments/ in it.",
+        ) from None
+    except PermissionError:
+        raise InvalidInput(
+            f"cannot open {directory}: you may not read it.",
+            advice="Run this as the user the store belongs to.",
+        ) from None
+
+
+def over_all(found: list[Store], work: Callable[[Store], int], *, quiet: bool) -> int:
+    """Do it for each store; one that fails doesn't keep the others from their turn."""
+    worst = OK
+    for store in found:
+        if store.name and not quiet:
+            out.print(f"[bold]{store.name}[/bold]", soft_wrap=True)
+        try:
+            code = work(store)
+        except QuiverError as error:
+            error.details.setdefault("where", str(store.path))
+            if len(found) == 1:
+                raise
+            tell(error, str(store.path))
+            code = DAMAGED if isinstance(error, Damage) else FAILED
+        worst = max(worst, code)
+    return worst
+
+
+def print_json(found: list[Store], answers: dict[str, Any]) -> None:
+    """One document: of the store, or of all of them by name."""
+    document = answers[""] if "" in answers and len(found) == 1 else {"stores": answers}
+    sys.stdout.write(json.dumps(document, indent=1) + "\n")
+
+
+# What takes a while
+
+
+def size_of(store: Store) -> int:
+    """Bytes a full check has to read, about."""
+    total = 0
+    for folder in ("wal", "segments"):
+        for name in store.disk.listdir(folder):
+            total += store.disk.stat_size(f"{folder}/{name}") or 0
+    return total
+
+
+@contextmanager
+def reading(what: str, store: Store, *, quiet: bool) -> Iterator[Watch]:
+    """A progress bar over a store's bytes, where somebody is there to see it."""
+    with Progress(
+        TextColumn(what),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+        disable=quiet or not err.is_terminal,
+    ) as bar:
+        task = bar.add_task(what, total=size_of(store))
+        yield lambda _, count: bar.advance(task, count)
+
+
+def bullets(lines: Iterable[str]) -> None:
+    for line in lines:
+        out.print(f"  • {line}", markup=False, soft_wrap=True)

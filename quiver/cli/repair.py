@@ -1,0 +1,98 @@
+"""``quiver repair``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from quiver.cli.frame import (
+    DAMAGED,
+    OK,
+    AsJson,
+    Directory,
+    Store,
+    bullets,
+    help_text,
+    out,
+    over_all,
+    print_json,
+    reading,
+    stores,
+    told,
+)
+from quiver.clock import SystemClock
+from quiver.fsck.mend import Mended, mend
+from quiver.fsck.repair import Plan
+
+HELP = help_text(
+    "Make a damaged store open again, without what is lost.",
+    "Says what it would do, and does it only with [bold]--yes[/bold]. What is sound stays under"
+    " its own refs; what is lost is recorded; every file that is replaced or removed is kept"
+    " in quarantine/. No process may write to the store meanwhile.",
+    "Save what there is first: quiver dump DIR --out OUT",
+    examples=[
+        ("quiver repair ./telemetry", "says what is wrong and what would be done"),
+        ("quiver repair ./telemetry --yes", "does it; 0 when it is done"),
+    ],
+)
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do it.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("repair", help=HELP)(told(_repair))
+
+
+def _repair(directory: Directory, yes: Yes = False, as_json: AsJson = False) -> int:
+    found = stores(directory)
+    answers: dict[str, Any] = {}
+
+    def work(store: Store) -> int:
+        with reading("checking", store, quiet=as_json) as watch:
+            plan = Plan(store.disk, watch)
+        mended = None
+        if not as_json:
+            _show_plan(store, plan, yes)
+        if yes and plan.is_needed:
+            mended = mend(store.disk, SystemClock(), where=str(store.path))
+            if not as_json:
+                _show_done(store, mended)
+        answers[store.name] = {
+            "needed": plan.is_needed,
+            "plan": [asdict(action) for action in plan.actions],
+            "done": None if mended is None else asdict(mended),
+        }
+        return OK if mended is not None or not plan.is_needed else DAMAGED
+
+    code = over_all(found, work, quiet=as_json)
+    if as_json:
+        print_json(found, answers)
+    return code
+
+
+def _show_plan(store: Store, plan: Plan, yes: bool) -> None:
+    if not plan.is_needed:
+        out.print("[green]sound[/green]: there is nothing to repair")
+        return
+    out.print(f"[red]damaged[/red]; this {'is' if yes else 'would be'} done:")
+    bullets(action.describe() for action in plan.actions)
+    if not yes:
+        out.print(
+            f"Nothing was changed. Save what there is: quiver dump {store.path} --out OUT"
+            f"     Then do it: quiver repair {store.path} --yes",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _show_done(store: Store, mended: Mended) -> None:
+    bundles = sum(loss.bundles for loss in mended.losses)
+    out.print(
+        f"[green]repaired[/green]: {len(mended.written):,} segments written,"
+        f" {len(mended.set_aside):,} files kept in {store.path}/quarantine,"
+        f" {bundles:,} bundles recorded as lost",
+        soft_wrap=True,
+    )

@@ -1,0 +1,213 @@
+"""What is in a store, in numbers: a quick look that reads the log and the tables of the
+segments, and leaves the rest of their bytes to ``verify``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quiver.clock import Clock
+from quiver.disk.disk import Disk
+from quiver.errors import QuiverError
+from quiver.format.floor import FLOOR_PATH
+from quiver.format.progress import Progress
+from quiver.format.state import STATE_NAME, Loss
+from quiver.fsck.holdings import Held, Holdings, hold, outcome
+from quiver.fsck.index import Place
+from quiver.fsck.look import Look, look
+from quiver.fsck.verify import find_notes, find_problems
+from quiver.ids import BundleRef
+from quiver.segment.info import QUARANTINE, SEGMENTS
+from quiver.subscriber.progress import progress_file
+from quiver.wal.files import DIRECTORY
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    file: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogRow:
+    """A log file. ``state``: sealed, open, torn, damaged."""
+
+    file: str
+    bytes: int
+    entries: int
+    bundles: int
+    first_sequence: int | None
+    next_sequence: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRow:
+    """A segment. ``state``: sealed, damaged, in log."""
+
+    segment: int
+    state: str
+    bundles: int
+    rows: int | None
+    bytes: int
+    first_sequence: int | None
+    last_sequence: int | None
+    first_ts_ns: int | None
+    last_ts_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberRow:
+    """A subscriber, and how far it is behind."""
+
+    name: str
+    acked: int
+    dropped: int
+    lag_bundles: int
+    lag_rows: int
+    lag_bytes: int
+    lag_seconds: float | None
+    oldest_pending: BundleRef | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Everything ``quiver inspect`` shows."""
+
+    written_by: str
+    bundles: int
+    lost_bundles: int
+    rows: int
+    bytes: int
+    slots: dict[str, int]
+    log: tuple[LogRow, ...]
+    segments: tuple[SegmentRow, ...]
+    subscribers: tuple[SubscriberRow, ...]
+    losses: tuple[Loss, ...]
+    files: tuple[FileRow, ...]
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        return not self.problems
+
+
+def summarize(disk: Disk, clock: Clock) -> Summary:
+    """Look and count."""
+    found = look(disk, check=False)
+    holdings = hold(found)
+    sizes = {held.ref: _size(held) for held in holdings.bundles}
+    files = tuple(_files(disk))
+    return Summary(
+        written_by="the Rust crate" if found.foreign else "Quiver",
+        bundles=len(holdings.bundles),
+        lost_bundles=holdings.lost_bundles,
+        rows=sum(rows for rows, _ in sizes.values()),
+        bytes=sum(row.bytes for row in files),
+        slots={**found.basics.known_state.slots, **found.index.names},
+        log=tuple(_log(found)),
+        segments=tuple(_segments(found, holdings, sizes)),
+        subscribers=tuple(
+            _subscriber(name, progress, holdings, sizes, clock)
+            for name, progress in found.basics.progress.items()
+        ),
+        losses=found.basics.known_state.losses,
+        files=files,
+        problems=tuple(problem.describe() for problem in find_problems(found, holdings)),
+        notes=tuple(find_notes(found, holdings)),
+    )
+
+
+def _size(held: Held) -> tuple[int, int]:
+    """Rows and bytes of a bundle; what can't be read counts as nothing."""
+    try:
+        if isinstance(held.source, Place):
+            blocks = held.source.bundle().slots
+            return sum(b.rows for b in blocks), sum(len(b.payload) for b in blocks)
+        meta = held.source.meta(held.ref.bundle_index)
+        return meta.rows, meta.nbytes
+    except (QuiverError, FileNotFoundError):
+        return 0, 0
+
+
+def _files(disk: Disk) -> Iterator[FileRow]:
+    for folder in ("", DIRECTORY, SEGMENTS, QUARANTINE):
+        for name in disk.listdir(folder):
+            path = f"{folder}/{name}" if folder else name
+            size = disk.stat_size(path)
+            if size is not None and (folder or _is_ours(name)):
+                yield FileRow(path, size)
+
+
+def _is_ours(name: str) -> bool:
+    return name in ("LOCK", STATE_NAME, FLOOR_PATH) or name.startswith(("quiver.", "LOCK"))
+
+
+def _log(found: Look) -> Iterator[LogRow]:
+    damaged = {damage.file for damage in found.log.damage}
+    torn = {tail.file for tail in found.log.torn_tails}
+    for file in found.log.files:
+        state = "sealed" if file.sealed or file.number is not None else "open"
+        if file.path in torn:
+            state = "torn"
+        if file.path in damaged:
+            state = "damaged"
+        yield LogRow(
+            file.path,
+            file.size,
+            file.entries,
+            file.bundles,
+            file.header.first_sequence,
+            file.next_sequence,
+            state,
+        )
+
+
+def _segments(
+    found: Look, holdings: Holdings, sizes: dict[BundleRef, tuple[int, int]]
+) -> Iterator[SegmentRow]:
+    rows: dict[int, list[Held]] = {}
+    for held in holdings.bundles:
+        rows.setdefault(held.ref.segment_seq, []).append(held)
+    for seq in sorted({*rows, *found.segments.numbers}):
+        bundles = rows.get(seq, [])
+        info = found.segments.infos.get(seq)
+        damaged = seq in found.segments.damaged
+        sequences = [held.sequence for held in bundles if held.sequence is not None]
+        times = [held.ingestion_ts_ns for held in bundles if held.ingestion_ts_ns is not None]
+        yield SegmentRow(
+            seq,
+            "damaged" if damaged else "sealed" if info is not None else "in log",
+            len(bundles),
+            sum(sizes[held.ref][0] for held in bundles),
+            info.file_bytes if info else sum(sizes[held.ref][1] for held in bundles),
+            min(sequences, default=None),
+            max(sequences, default=None),
+            min(times, default=None),
+            max(times, default=None),
+        )
+
+
+def _subscriber(
+    name: str,
+    progress: Progress | QuiverError,
+    holdings: Holdings,
+    sizes: dict[BundleRef, tuple[int, int]],
+    clock: Clock,
+) -> SubscriberRow:
+    standing = [(held, outcome(progress, held.ref)) for held in holdings.bundles]
+    pending = [held for held, what in standing if what == "pending"]
+    first = next((h.ingestion_ts_ns for h in pending if h.ingestion_ts_ns is not None), None)
+    return SubscriberRow(
+        name,
+        sum(what == "acked" for _, what in standing),
+        sum(what == "dropped" for _, what in standing),
+        len(pending),
+        sum(sizes[held.ref][0] for held in pending),
+        sum(sizes[held.ref][1] for held in pending),
+        None if first is None else max(0.0, (clock.now_ns() - first) / 1e9),
+        pending[0].ref if pending else None,
+        f"{progress_file(name)} is damaged" if isinstance(progress, QuiverError) else None,
+    )

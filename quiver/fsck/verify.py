@@ -1,0 +1,165 @@
+"""Every byte of a store, and whether its files fit together.
+
+Log entries, segments and small files each carry a checksum; beyond those, every batch is
+taken apart by Arrow, and the files are held against each other: a file that vanished has
+no checksum to fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pyarrow as pa
+
+from quiver.contradictions import contradictions
+from quiver.disk.disk import Disk
+from quiver.errors import Damage, QuiverError, WalCorrupt
+from quiver.format.progress import Progress
+from quiver.fsck.holdings import Holdings, hold
+from quiver.fsck.look import Look, Watch, look
+from quiver.segment.info import QUARANTINE, SEGMENTS, TMP_SUFFIX, segment_path
+from quiver.segment.reader import SegmentReader
+from quiver.subscriber.progress import progress_file
+
+_ARROW_ERRORS = (pa.ArrowException, OSError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Damage: where, what, and what it means for the data."""
+
+    file: str
+    what: str
+    affects: str
+    offset: int | None = None
+
+    def describe(self) -> str:
+        """For people, in one line."""
+        where = self.file if self.offset is None else f"{self.file} byte {self.offset:,}"
+        return f"{where}: {self.what}; {self.affects}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result. ``notes`` are worth knowing and no damage."""
+
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...]
+    segments: int
+    log_files: int
+    bundles: int
+    lost_bundles: int
+    nbytes: int
+
+    @property
+    def sound(self) -> bool:
+        return not self.problems
+
+
+def verify(disk: Disk, *, watch: Watch | None = None) -> Verdict:
+    """Check everything; changes nothing and needs no lock."""
+    found = look(disk, watch=watch)
+    holdings = hold(found)
+    problems = [*find_problems(found, holdings), *_unreadable_batches(found)]
+    log_bytes = sum(file.size for file in found.log.files)
+    return Verdict(
+        tuple(problems),
+        tuple(find_notes(found, holdings)),
+        segments=len(found.segments.numbers),
+        log_files=len(found.log.files),
+        bundles=len(holdings.bundles),
+        lost_bundles=holdings.lost_bundles,
+        nbytes=log_bytes + sum(info.file_bytes for info in found.segments.infos.values()),
+    )
+
+
+def find_problems(found: Look, holdings: Holdings) -> Iterator[Problem]:
+    """All damage that can be seen without decoding batches."""
+    for lost in holdings.lost:
+        yield Problem(lost.file, lost.reason, lost.what(), lost.offset)
+    for damage in contradictions(found, list(found.segments.infos.values())):
+        if not isinstance(damage, WalCorrupt):  # those are among what is lost
+            yield _small(damage, "the store refuses to open until it is repaired")
+    if isinstance(found.basics.cursor, QuiverError):
+        affects = "bundles may come twice" if found.foreign else "nothing: it is a hint"
+        yield Problem("wal/quiver.wal.cursor", found.basics.cursor.message.rstrip("."), affects)
+    for name, progress in found.basics.progress.items():
+        if isinstance(progress, QuiverError):
+            yield _small(progress, f"where subscriber {name!r} stood is not known")
+        else:
+            yield from _marks_beyond(name, progress, holdings)
+    yield from _overlaps(found)
+
+
+def _small(damage: QuiverError, affects: str) -> Problem:
+    what = damage.message.replace(" Nothing was changed.", "").rstrip(".")
+    return Problem(str(damage.details.get("file", "")), what, affects)
+
+
+def _marks_beyond(name: str, progress: Progress, holdings: Holdings) -> Iterator[Problem]:
+    for seq, entry in progress.entries.items():
+        count = holdings.counts.get(seq)
+        if count is not None and entry.done >> count:
+            mark = entry.done.bit_length() - 1
+            yield Problem(
+                progress_file(name),
+                f"it marks bundle {seq}.{mark}, but the segment has {count:,}",
+                f"where subscriber {name!r} stood is not known",
+            )
+
+
+def _overlaps(found: Look) -> Iterator[Problem]:
+    """Sequences rise with segment numbers: anything else is a file under another's name."""
+    infos = [info for _, info in sorted(found.segments.infos.items())]
+    known = [info for info in infos if info.first_sequence is not None]
+    for before, after in pairwise(known):
+        if (before.last_sequence or 0) >= (after.first_sequence or 0):
+            yield Problem(
+                segment_path(after.seq),
+                f"its sequences begin at {after.first_sequence}, before the end of segment"
+                f" {before.seq}",
+                "bundles are there twice, or in the wrong order",
+            )
+
+
+def _unreadable_batches(found: Look) -> Iterator[Problem]:
+    for seq in list(found.segments.infos):
+        reader = found.segments.sound(seq)
+        if reader is not None:
+            yield from check_batches(reader)
+
+
+def check_batches(reader: SegmentReader) -> Iterator[Problem]:
+    """Bundles that Arrow can't take apart."""
+    for index in range(len(reader)):
+        try:
+            for batch in reader.read(index).values():
+                batch.validate()
+        except (Damage, *_ARROW_ERRORS) as error:
+            what = error.message.rstrip(".") if isinstance(error, Damage) else str(error)
+            yield Problem(reader.path, what, f"bundle {reader.seq}.{index} can't be read")
+
+
+def find_notes(found: Look, holdings: Holdings) -> Iterator[str]:
+    """What is worth knowing and no damage."""
+    for torn in found.log.torn_tails:
+        yield (
+            f"{torn.file} byte {torn.offset:,}: {torn.reason}; it was never called durable, and"
+            f" the next open sets its {torn.length:,} bytes aside"
+        )
+    for path in holdings.unfinished:
+        yield f"{path}: half written by the Rust crate; its bundles are in the log"
+    if holdings.maybe_doubled is not None:
+        yield f"some bundles may come twice: {holdings.maybe_doubled}"
+    for folder in ("", SEGMENTS):
+        for name in found.disk.listdir(folder):
+            if name.endswith(TMP_SUFFIX):
+                yield (
+                    f"{folder}/{name}".lstrip("/")
+                    + ": left over from a crash; the next open removes it"
+                )
+    aside = found.disk.listdir(QUARANTINE)
+    if aside:
+        yield f"{QUARANTINE}/ holds {len(aside):,} file{'s' * (len(aside) != 1)} set aside earlier"
