@@ -26,7 +26,7 @@ from quiver.ids import BundleRef
 from quiver.segment.info import segment_path
 from quiver.segment.reader import SegmentReader
 from quiver.survey import first_free
-from quiver.wal.contents import LogDamage
+from quiver.wal.contents import LogDamage, TornTail
 from quiver.wal.files import ACTIVE
 
 MAX_LISTED: Final = 10_000
@@ -393,20 +393,22 @@ class _Foreign(_Holding):
         return fallen_back(count)
 
     def _damaged_log(self, cursor: int | None) -> None:
-        starts = {file.path: file.header_shift for file in self.found.log.files}
-        for damage in self.found.log.damage:
-            position = damage.offset + starts.get(damage.file, 0)
+        log = self.found.log
+        starts = {file.path: file.header_shift for file in log.files}
+        # Torn with sound entries behind it: what was there may well have been promised.
+        inside = [torn for torn in log.torn_tails if torn.until is not None]
+        stretches: list[LogDamage | TornTail] = [*log.damage, *inside]
+        for bad in stretches:
+            position = bad.offset + starts.get(bad.file, 0)
             in_segments = cursor is not None and position < cursor
-            known = damage.until is not None and damage.until > damage.sequence
-            count = (damage.until or 0) - damage.sequence if known else None
+            count = None if bad.until is None else max(0, bad.until - bad.sequence)
             self.result.lost.append(
                 Lost(
-                    damage.file,
-                    damage.reason,
-                    damage.offset,
-                    (damage.sequence, damage.until),
+                    bad.file,
+                    bad.reason,
+                    bad.offset,
+                    (bad.sequence, bad.until),
                     bundles=0 if in_segments else count,
-                    at_most=False,
                 )
             )
         for unreadable in self.found.index.unreadable:

@@ -94,7 +94,8 @@ class TornTail:
     """An unfinished write at the end of a file. Nothing in it was ever called durable.
 
     ``offset`` 0 means that not even the head is there.  ``sequence`` is the one that was
-    expected at that place.
+    expected at that place.  In a log of the Rust crate, where nothing is ever proven to be
+    durable, sound entries may follow; ``until`` is then the sequence of the first.
     """
 
     file: str
@@ -102,12 +103,14 @@ class TornTail:
     length: int
     sequence: int
     reason: str
+    until: int | None = None
 
     def describe(self) -> str:
         """For people: where, what, and what may be gone."""
+        end = "on" if self.until is None else f"to {self.until - 1:,}"
         return (
             f"{self.file} byte {self.offset:,}: {self.reason};"
-            f" entries from sequence {self.sequence:,} on are not there"
+            f" entries from sequence {self.sequence:,} {end} are not there"
         )
 
 

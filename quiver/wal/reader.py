@@ -22,7 +22,8 @@ it is asked to salvage.  A torn tail was never called durable: it is reported, a
 
 Logs of the Rust crate prove nothing about syncing, and neither their sequences nor their
 positions need go on from file to file.  There a bad entry is a torn tail, unless a later
-file begins with a higher sequence: then the crate had gone on past it.
+file begins with a higher sequence: then the crate had gone on past it.  Sound entries that
+follow a bad one in the same file prove nothing, but they are there, and are read.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from quiver.disk.disk import Disk, File
 from quiver.errors import LayoutMismatch, UnsupportedVersion, WalCorrupt
 from quiver.format.wal_header import (
     FOREIGN_HEADER_SIZE,
+    FOREIGN_LAYOUT,
     HEADER_SIZE,
+    VERSION,
     WalHeader,
     check_layout,
     decode_header,
@@ -148,9 +151,24 @@ class _Log:
         except WalCorrupt:
             return None
         except (UnsupportedVersion, LayoutMismatch) as error:
+            if self._salvage and self._is_only_flipped(name, data):
+                return None
             error.details["file"] = name.path
             raise
         return header if header.size <= size else None
+
+    def _is_only_flipped(self, name: LogName, data: bytes) -> bool:
+        """Whether a head of another version is one of this version with a flipped bit."""
+        try:
+            header = decode_header(data[:10] + VERSION.to_bytes(2, "little") + data[12:])
+        except WalCorrupt:
+            return False
+        return not header.foreign or self._has_foreign_entries(name.path)
+
+    def _has_foreign_entries(self, path: str) -> bool:
+        with self._disk.open(path) as file:
+            scan = FileScan(file, file.size(), FOREIGN_HEADER_SIZE, None, foreign=True)
+            return any(True for _ in scan.pieces())
 
     def _without_header(self, index: int, file: File) -> None:
         """A head is synced before the file gets its name, except by the Rust crate."""
@@ -163,11 +181,29 @@ class _Log:
             reason = "the file has no complete head"
             self._torn.append(TornTail(path, 0, size, expected, reason))
             return
+        reason = "the head of the file is damaged"
+        if not ours and (any(self._headers) or self._has_foreign_entries(path)):
+            header = self._likely_header(index, size)
+            scan = FileScan(file, size, header.size, None, foreign=True)
+            self._damaged(index, scan, reason)
+            self._resumed_at(0)
+            self._scan_file(index, scan, header)
+            return
         scan = FileScan(file, size, 0, expected, foreign=False)
-        self._damaged(index, scan, "the head of the file is damaged")
+        self._damaged(index, scan, reason)
         if scan.resync(expected - 1):
             self._resumed_at(scan.expected)
             self._scan_file(index, scan, _UNKNOWN_HEADER)
+
+    def _likely_header(self, index: int, size: int) -> WalHeader:
+        """What the Rust crate must have written, going by the files around it."""
+        position = 0
+        following = self._headers[index + 1] if index + 1 < len(self._headers) else None
+        if self._files:
+            position = self._files[-1].position_end
+        elif following is not None:
+            position = max(0, following.position_start - (size - FOREIGN_HEADER_SIZE))
+        return WalHeader(FOREIGN_LAYOUT, position, None, size=FOREIGN_HEADER_SIZE)
 
     def _read_file(self, index: int, file: File, header: WalHeader) -> None:
         first = header.first_sequence
@@ -220,12 +256,18 @@ class _Log:
         reason = self._damage_at_stop(index, scan)
         if reason is not None:
             self._damaged(index, scan, reason)
-            if scan.resync(scan.expected):
+            if self._resync(scan):
                 self._resumed_at(scan.expected)
                 return True
             self._resumed_at(self._own_start_after(index))
             return False
         path = self._names[index].path
+        if scan.ending is Ending.BAD and scan.foreign:
+            offset, expected, reason = scan.offset, scan.expected, "an entry is damaged or torn"
+            if self._resync(scan):
+                length, until = scan.offset - offset, scan.expected
+                self._torn.append(TornTail(path, offset, length, expected, reason, until))
+                return True
         if scan.ending is Ending.BAD:
             length, reason = scan.size - scan.offset, "the last write is incomplete"
             self._torn.append(TornTail(path, scan.offset, length, scan.expected, reason))
@@ -233,6 +275,16 @@ class _Log:
             reason = "the file ends without a terminator"
             self._torn.append(TornTail(path, scan.size, 0, scan.expected, reason))
         return False
+
+    def _resync(self, scan: FileScan) -> bool:
+        """Go to the next sound entry behind a bad one; whether there is one."""
+        if not scan.foreign:
+            return scan.resync(scan.expected)
+        if scan.entries:
+            return scan.resync(scan.expected - 1)
+        # The file's first entry is bad: nobody knows where its sequence stood.
+        claimed = self._claimed(scan)
+        return scan.resync(self._highest, -1, *(() if claimed is None else (claimed,)))
 
     def _lacks_terminator(self, index: int, scan: FileScan) -> bool:
         """Whether the log's end may have been cut off, between two entries.

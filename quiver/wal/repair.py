@@ -53,7 +53,8 @@ def repair_tail(disk: Disk, contents: LogContents) -> TailRepair:
         copy = _quarantine(disk, torn) if torn.length else None
         if copy is not None:
             copies.append(copy)
-        cut += _cut(disk, torn.file, torn.offset)
+        if torn.until is None:
+            cut += _cut(disk, torn.file, torn.offset)
     if contents.files and not contents.sealed:
         last = contents.files[-1]
         if not _is_terminated(disk, last):

@@ -8,7 +8,7 @@ must end in an ``IoFault``, not in a signal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -35,6 +35,8 @@ SEARCH_WINDOW: Final = 1024 * 1024
 MAX_CANDIDATES: Final = 1_000_000
 MAX_SEARCH_BYTES: Final = 4 * 1024**3
 """Both bound the search behind damage, since payloads may hold anything, markers too."""
+FOREIGN_SEARCH: Final = 64
+"""How many entries in a row of a Rust crate's log may be bad before it is given up."""
 _SMALLEST_ENTRY: Final = 45
 
 _kind, _synced, _segment = itemgetter(2), itemgetter(4), itemgetter(5)
@@ -179,10 +181,16 @@ class FileScan:
             for _, _, synced in self._sound_after(self.offset, end, self.expected, highest)
         ) or (self.search_gave_up and within is None)
 
-    def resync(self, above: int) -> bool:
-        """Go to the next sound entry with a sequence over ``above``; whether there is one."""
+    def resync(self, above: int, *others: int) -> bool:
+        """Go to the next sound entry with a sequence over ``above``; whether there is one.
+
+        Entries of the Rust crate have nothing to be found by but their sequence, so there
+        it has to be a near one: over ``above``, or over one of ``others``.
+        """
         if self.foreign:
-            return self._resync_foreign(above + 1)
+            return self._resync_foreign(
+                {base + step for base in (above, *others) for step in range(1, FOREIGN_SEARCH)}
+            )
         for offset, sequence, _ in self._sound_after(self.offset + 1, self.size, above, None):
             self.offset, self.expected = offset, sequence
             return True
@@ -211,18 +219,22 @@ class FileScan:
                     resume = offset + length
                     yield offset, sequence, synced
 
-    def _resync_foreign(self, sequence: int) -> bool:
+    def _resync_foreign(self, sequences: Collection[int]) -> bool:
         tries = work = 0
         for base in range(self.offset + 1, self.size, SEARCH_WINDOW):
             data = self.file.pread(min(SEARCH_WINDOW + HEAD_SIZE, self.size - base), base)
-            for at, length in foreign_candidates(data, sequence):
-                if at >= SEARCH_WINDOW or base + at + length > self.size:
-                    continue
+            found = sorted(
+                (at, length, sequence)
+                for sequence in sequences
+                for at, length in foreign_candidates(data, sequence)
+                if at < SEARCH_WINDOW and base + at + length <= self.size
+            )
+            for at, length, sequence in found:
                 tries, work = tries + 1, work + length
                 if tries > MAX_CANDIDATES or work > MAX_SEARCH_BYTES:
                     return False
                 if self._is_sound(base + at, length):
-                    self.offset = base + at
+                    self.offset, self.expected = base + at, sequence
                     return True
         return False
 
