@@ -9,12 +9,17 @@ and names the limit that was hit.  Inside the store everything is already valid.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from quiver.config import LimitsConfig
 from quiver.errors import InvalidBundle, LayoutMismatch, LimitExceeded
 from quiver.ids import MAX_SLOTS, slot_name
+
+T = TypeVar("T")
+BySlot: TypeAlias = Mapping[str, T] | Mapping[int, T] | Mapping[str | int, T]
+"""Something for each slot, by name or id. Spelt out, so that a ``dict[str, …]`` is one."""
 
 
 class SlotTable:

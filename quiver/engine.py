@@ -14,6 +14,7 @@ here and in :mod:`quiver.upkeep`.  No thread is started unless asked for: see
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Final
 
@@ -23,6 +24,7 @@ from quiver import metrics as m
 from quiver.assembly import Hooks, assemble
 from quiver.background import Background
 from quiver.budget import DiskBudget
+from quiver.bundle import BySlot
 from quiver.clock import Clock, SystemClock
 from quiver.config import Config
 from quiver.delivery import Start
@@ -54,7 +56,7 @@ from quiver.subscription import Subscription
 from quiver.sweeping import Maintenance
 from quiver.tail import Trigger
 
-DRAIN_POLL_SECONDS: Final = 0.05
+POLL_SECONDS: Final = 0.05
 
 
 class Store:
@@ -80,7 +82,7 @@ class Store:
         self._logger = get_logger(store=where)
         self._closed: StoreClosed | None = None
         self._background: Background | None = None
-        self.flush_queued = self.work_queued = False
+        self.flush_queued = self.work_queued = self.watched = False
         disk.mkdir("")
         self._file_lock = StoreLock.acquire(disk, clock, where=where)
         try:
@@ -122,26 +124,31 @@ class Store:
             self._watch_lag(subscriber)
         self._logger.info(STORE_OPENED, replayed=recovered.report.bundles_replayed)
         self._own_background = background is True
-        self._drive(Background(1, 1) if background is True else background or None)
+        try:
+            self._drive(Background(1, 1) if background is True else background or None)
+        except BaseException:
+            self.close()
+            raise
 
     def _drive(self, background: Background | None) -> None:
+        if background is not None:
+            background.attach(self)
         self._background = self._puts.background = background
         if self._commits is not None:
             self._commits.gather = background is not None and self.config.wal.flush == "interval"
         self._assembly.seal_wait.patient = background is not None
         if background is not None:
-            background.attach(self)
             background.work_soon(self)
 
     # Putting
 
     def put(
         self,
-        slots: Mapping[str | int, pa.RecordBatch],
+        slots: BySlot[pa.RecordBatch],
         *,
         key: str | None = None,
         attributes: Mapping[str, str] | None = None,
-        fingerprints: Mapping[str | int, bytes] | None = None,
+        fingerprints: BySlot[bytes] | None = None,
         content_hash: bytes | None = None,
         event_time: tuple[int, int] | None = None,
         timeout: float = 0.0,
@@ -167,11 +174,11 @@ class Store:
 
     def put_ipc(
         self,
-        slots: Mapping[str | int, bytes | memoryview | pa.Buffer],
+        slots: BySlot[bytes | memoryview | pa.Buffer],
         *,
         key: str | None = None,
         attributes: Mapping[str, str] | None = None,
-        fingerprints: Mapping[str | int, bytes] | None = None,
+        fingerprints: BySlot[bytes] | None = None,
         content_hash: bytes | None = None,
         event_time: tuple[int, int] | None = None,
         timeout: float = 0.0,
@@ -328,7 +335,7 @@ class Store:
         self,
         ref: BundleRef | tuple[int, int],
         slots: Collection[str | int] | None = None,
-        columns: Mapping[str | int, Sequence[str]] | None = None,
+        columns: BySlot[Sequence[str]] | None = None,
     ) -> dict[str, pa.RecordBatch]:
         """A bundle's batches by slot name: all of it, or the slots and columns named."""
         self._check_open()
@@ -421,6 +428,7 @@ class Store:
                 return
             if deadline is None or self._clock.monotonic() >= deadline:
                 raise WaitTimeout(f"sequence {sequence:,} is not durable yet.")
+            self._pause()
 
     def flush(self) -> int:
         """Close the open segment and write all that is in memory; how many segments."""
@@ -448,9 +456,14 @@ class Store:
         while not self.all_subscribers_drained():
             if self._clock.monotonic() >= deadline:
                 return False
-            self._puts.stopping.wait(DRAIN_POLL_SECONDS)
+            self._pause()
         self.maintain()
         return True
+
+    def _pause(self) -> None:
+        """Before looking again at what others have to do; ends at once when they can't."""
+        if self._puts.stopping.wait(POLL_SECONDS):
+            self._check_open()
 
     # Driven by the background, if there is one
 
@@ -464,18 +477,24 @@ class Store:
         if self._closed is None:
             self._upkeep.run()
 
-    def look(self, background: Background) -> None:
-        """Ask for what has become due by time."""
+    def look(self, background: Background) -> bool:
+        """Ask for what has become due by time; whether more will be soon."""
+        if self._closed is not None:
+            return False
         commits = self._commits
         if commits is not None and commits.gather and commits.due():
             background.flush_soon(self)
         self._upkeep.admission.measure()
         if self._upkeep.is_due():
             background.work_soon(self)
+        return self._tail.segment_count > 0
 
     def left_alone(self) -> None:
-        """The background has ended: go on without."""
+        """The background has ended: go on without. Who waited for it does the work now."""
         self._drive(None)
+        if self._commits is not None:
+            self._commits.tell()
+        self._assembly.seal_wait.tell()
 
     def _nudge(self) -> bool:
         """Without a background, whoever looks for bundles makes the staged ones durable."""
@@ -493,27 +512,33 @@ class Store:
                 return
             self._closed = StoreClosed(f"the store {self.where} has been closed.")
             self._ingest.closed = self._closed
+        try:
+            self._end_background()
+            if self._disk.poison.cause is None:
+                self._upkeep.finish()
+        finally:
+            self._let_go()
+            self._logger.info(STORE_CLOSED)
+
+    def _end_background(self) -> None:
         background = self._background
         if background is not None:
             background.detach(self)
             if self._own_background:
                 background.close()
-        try:
-            if self._disk.poison.cause is None:
-                self._upkeep.finish()
-        finally:
-            self._delivery.closed = self._closed
-            self._registry.wake_all()
-            self._let_go()
-            self._logger.info(STORE_CLOSED)
 
     def _let_go(self) -> None:
-        """Tell everyone who waits, and give back what is shared."""
-        self._puts.stopping.set()
-        self._ingest.give_up(StoreClosed("the store was closed before this was durable."))
-        self._assembly.seal_wait.tell()
-        self._assembly.close()
-        self._file_lock.release()
+        """Stop who comes late, tell everyone who waits, and give back what is shared."""
+        closed = self._closed or StoreClosed(f"the store {self.where} could not be opened.")
+        with ExitStack() as last:
+            last.callback(self._file_lock.release)  # when nobody writes any more
+            last.callback(self._assembly.close)
+            last.callback(self._assembly.seal_wait.tell)
+            self._delivery.closed = closed
+            self._puts.stopping.set()
+            self._upkeep.shut(closed)
+            self._registry.shut(closed)
+            self._ingest.give_up(StoreClosed("the store was closed before this was durable."))
 
     def _check_open(self) -> None:
         if self._closed is not None:

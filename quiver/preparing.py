@@ -15,6 +15,7 @@ import blake3
 import pyarrow as pa
 
 from quiver.bundle import (
+    BySlot,
     SlotTable,
     check_attributes,
     check_bundle,
@@ -67,11 +68,11 @@ class Preparation:
 
     def prepare(
         self,
-        slots: Mapping[str | int, pa.RecordBatch],
+        slots: BySlot[pa.RecordBatch],
         *,
         key: str | None = None,
         attributes: Mapping[str, str] | None = None,
-        fingerprints: Mapping[str | int, bytes] | None = None,
+        fingerprints: BySlot[bytes] | None = None,
         content_hash: bytes | None = None,
         event_time: tuple[int, int] | None = None,
     ) -> Prepared:
@@ -82,11 +83,11 @@ class Preparation:
 
     def prepare_ipc(
         self,
-        slots: Mapping[str | int, bytes | memoryview | pa.Buffer],
+        slots: BySlot[bytes | memoryview | pa.Buffer],
         *,
         key: str | None = None,
         attributes: Mapping[str, str] | None = None,
-        fingerprints: Mapping[str | int, bytes] | None = None,
+        fingerprints: BySlot[bytes] | None = None,
         content_hash: bytes | None = None,
         event_time: tuple[int, int] | None = None,
     ) -> Prepared:
@@ -104,7 +105,7 @@ class Preparation:
     def _prepared(
         self,
         batches: Mapping[str | int, tuple[EncodedBatch, pa.RecordBatch]],
-        fingerprints: Mapping[str | int, bytes] | None,
+        fingerprints: BySlot[bytes] | None,
         key: str | None,
         attributes: Mapping[str, str] | None,
         content_hash: bytes | None,
@@ -112,7 +113,8 @@ class Preparation:
     ) -> Prepared:
         nbytes = sum(encoded.payload_len for encoded, _ in batches.values())
         self._check_sizes(nbytes, batches)
-        given = _checked_hashes(fingerprints or {}, batches, content_hash)
+        given: dict[str | int, bytes] = {**fingerprints} if fingerprints else {}
+        _check_hashes(given, batches, content_hash)
         if key is not None:
             check_key(key, self._limits)
         if event_time is not None:
@@ -186,11 +188,11 @@ class Preparation:
         return known
 
 
-def _checked_hashes(
+def _check_hashes(
     fingerprints: Mapping[str | int, bytes],
     slots: Collection[str | int],
     content_hash: bytes | None,
-) -> Mapping[str | int, bytes]:
+) -> None:
     """What a producer hashed itself: kept as sent, if it has the right shape."""
     for slot, value in fingerprints.items():
         if slot not in slots:
@@ -199,7 +201,6 @@ def _checked_hashes(
             raise InvalidBundle(f"a schema fingerprint has {FINGERPRINT_SIZE} bytes.")
     if content_hash is not None and len(content_hash) != CONTENT_HASH_SIZE:
         raise InvalidBundle(f"a content hash has {CONTENT_HASH_SIZE} bytes.")
-    return fingerprints
 
 
 def _content_hash(slots: Sequence[EncodedSlot]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -22,8 +23,9 @@ class Subscription:
     """Iterate over it to get bundles, oldest first unless told otherwise.
 
     With ``follow`` the iteration waits for more, until the store is closed; without, it
-    ends when nothing is left.  Several threads may share one: each bundle goes to one of
-    them.
+    ends when nothing is left, and gives nothing out twice: a bundle that gets no outcome
+    is pending again when the iteration is over.  Several threads may share one: each
+    bundle goes to one of them.
     """
 
     def __init__(
@@ -76,12 +78,17 @@ class Subscription:
         return self._delivery.claim(self._subscriber, BundleRef(*ref))
 
     def __iter__(self) -> Iterator[ClaimedBundle]:
+        given_out: deque[ClaimedBundle] = deque()  # held, so that they don't come back yet
         while True:
             try:
                 bundle = self.next_bundle(None if self._follow else 0.0)
             except StoreClosed:
                 return
             if bundle is not None:
+                if not self._follow:
+                    while given_out and given_out[0].outcome is not Outcome.CLAIMED:
+                        given_out.popleft()
+                    given_out.append(bundle)
                 yield bundle
             elif not self._follow:
                 return

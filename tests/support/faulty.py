@@ -56,6 +56,12 @@ class FaultyDisk:
             self._plan = faults
             self._seen = [0] * len(faults)
 
+    def strike(self, *faults: Fault) -> None:
+        """From now on these faults, counted from here."""
+        with self._lock:
+            self._plan = faults
+            self._seen = [0] * len(faults)
+
     def heal(self) -> None:
         """From now on nothing fails."""
         with self._lock:

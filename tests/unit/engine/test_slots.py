@@ -1,0 +1,121 @@
+"""Slot names and their ids: given once, kept for ever, or declared and checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from quiver import OTAP_SLOTS
+from quiver.errors import InvalidBundle, InvalidName, LayoutMismatch, LimitExceeded
+from tests.support.stores import World, batch, number_of
+
+
+@pytest.mark.parametrize("end", ["restart", "kill", "power_cut"])
+def test_names_keep_their_ids(world: World, end: str) -> None:
+    """Scenario: two names get ids as they come, the store ends, others come. Guarantee:
+    the first two still read under their names, and nobody gets their ids."""
+    ref = world.store.put({"B": batch(1), "A": batch(2)}).wait().ref
+    getattr(world, end)()
+    later = world.store.put({"C": batch(3), "A": batch(4)}).wait().ref
+    assert {s: number_of(b) for s, b in world.store.read(ref).items()} == {"B": 1, "A": 2}
+    assert {s: number_of(b) for s, b in world.store.read(later).items()} == {"C": 3, "A": 4}
+
+
+def test_names_outlive_log_and_segments(world: World) -> None:
+    """Scenario: everything is finished and deleted, the log retired by a clean close.
+    Guarantee: a name's id is still taken."""
+    world.store.put({"A": batch(1)}).wait()
+    world.store.flush()
+    for bundle in world.store.subscribe("x", follow=False):
+        bundle.ack()
+    world.store.maintain()
+    world.restart()
+    ref = world.store.put({"B": batch(2)}).wait().ref
+    assert set(world.store.read(ref, slots=[1])) == {"B"}, "id 0 belongs to A"
+
+
+def test_a_declared_table_is_all_there_is() -> None:
+    """Scenario: OTAP's table is declared. Guarantee: its names have its ids, any other name
+    is refused, and nothing of the refused bundle is kept."""
+    world = World(slots=OTAP_SLOTS)
+    ref = world.store.put({"Logs": batch(1), "LogAttrs": batch(2)}).wait().ref
+    assert set(world.store.read(ref, slots=[30])) == {"Logs"}
+    with pytest.raises(InvalidBundle):
+        world.store.put({"Logs": batch(), "Nope": batch()})
+    assert world.store.segments() == [(0, 1)]
+
+
+def test_another_table_refuses_the_log() -> None:
+    """Scenario: a directory is opened with another declared table. Guarantee: refused with
+    advice, and the first table still opens it with everything in it."""
+    world = World(slots={"Logs": 1})
+    world.put_durable(5)
+    with pytest.raises(LayoutMismatch) as caught:
+        world.kill(slots={"Logs": 2})
+    assert caught.value.advice
+    world.kill(slots={"Logs": 1})
+    assert world.drain() == [5]
+
+
+def test_a_slot_may_be_given_by_number(world: World) -> None:
+    """Scenario: slots by number, next to names. Guarantee: they don't collide, unnamed
+    ones are shown by number, and giving one twice is refused."""
+    mixed: dict[str | int, Any] = {"A": batch(1), 0: batch(2), 63: batch(3)}
+    ref = world.store.put(mixed).wait().ref
+    found = {s: number_of(b) for s, b in world.store.read(ref).items()}
+    assert found == {"slot0": 2, "A": 1, "slot63": 3}
+    with pytest.raises(InvalidBundle, match="twice"):
+        world.store.put({**mixed, 1: batch(2)})
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "x" * 65, "con"])
+def test_bad_names_are_refused(world: World, name: str) -> None:
+    """Scenario: a slot name that could not stand in a file name. Guarantee: refused."""
+    with pytest.raises(InvalidName):
+        world.store.put({name: batch()})
+
+
+@pytest.mark.parametrize("slot", [-1, 64, True, None, 1.5])
+def test_bad_numbers_are_refused(world: World, slot: object) -> None:
+    """Scenario: a slot id out of range, or no id at all. Guarantee: refused, typed."""
+    with pytest.raises((InvalidBundle, LimitExceeded)):
+        world.store.put({slot: batch()})  # type: ignore[arg-type]
+
+
+def test_the_65th_name_is_refused(world: World) -> None:
+    """Scenario: 64 names are taken, one more comes. Guarantee: a typed error that names
+    the limit; the 64 go on working."""
+    world.store.put({f"s{n}": batch() for n in range(64)}).wait()
+    with pytest.raises(LimitExceeded, match="64"):
+        world.store.put({"one-more": batch()})
+    world.store.put({"s3": batch()}).wait()
+
+
+def test_a_refused_bundle_uses_up_no_id(world: World) -> None:
+    """Scenario: bundles with new names are refused for their size, for a bad attribute and
+    for a bad hash. Guarantee: none of the names got an id."""
+    big = world.store.config.limits.max_attributes_bytes + 1
+    for n, options in enumerate(
+        ({"attributes": {"a": "x" * big}}, {"key": ""}, {"fingerprints": {f"bad{2}": b"short"}})
+    ):
+        with pytest.raises((LimitExceeded, InvalidBundle)):
+            world.store.put({f"bad{n}": batch()}, **options)  # type: ignore[arg-type]
+    ref = world.store.put({"first": batch(9)}).wait().ref
+    assert set(world.store.read(ref, slots=[0])) == {"first"}
+
+
+def test_many_schemas_in_one_slot(world: World) -> None:
+    """Scenario: a slot's schema changes inside a segment and back. Guarantee: one segment
+    holds them all, and each reads back as it was put."""
+    batches = [
+        pa.record_batch({"a": pa.array([1], pa.int32())}),
+        pa.record_batch({"a": pa.array([1], pa.int64()), "b": ["x"]}),
+        pa.record_batch({"a": pa.array([2], pa.int32())}),
+    ]
+    refs = [world.store.put({"Logs": b}).wait().ref for b in batches]
+    world.store.flush()
+    assert {ref.segment_seq for ref in refs} == {0}
+    for ref, wanted in zip(refs, batches, strict=True):
+        assert world.store.read(ref)["Logs"].equals(wanted, check_metadata=True)
