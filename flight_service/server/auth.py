@@ -29,6 +29,7 @@ import hmac
 import os
 import re
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -203,17 +204,22 @@ def _stamp(path: str) -> tuple[int, int] | None:
 
 
 class CallerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Remembers a call's authorization header for the handler."""
+    """Makes a :class:`Caller` for every call."""
 
     def start_call(self, info: Any, headers: dict[str, list[str]]) -> Caller:
-        values = [value for name, found in headers.items() if name.lower() == "authorization"
-                  for value in found]  # fmt: skip
-        return Caller(values[0] if len(values) == 1 else ("" if values else None))
+        found = [values for name, values in headers.items() if name.lower() == "authorization"]
+        values = [value for one in found for value in one]
+        # Two headers are one too many: an empty one is refused like a wrong one.
+        return Caller(values[0] if len(values) == 1 else "" if values else None)
 
 
 class Caller(flight.ServerMiddleware):  # type: ignore[misc]
-    """What came with a call."""
+    """What came with a call, and what to do when it has ended, data stream and all."""
 
     def __init__(self, authorization: str | None) -> None:
         super().__init__()
         self.authorization = authorization
+        self.at_end = ExitStack()
+
+    def call_completed(self, exception: BaseException | None) -> None:
+        self.at_end.close()

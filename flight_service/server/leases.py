@@ -55,8 +55,12 @@ class Failure:
 
 @dataclass(slots=True)
 class _Held:
-    handle: ClaimedBundle
+    delivered: Delivered
     lease: Lease
+
+    @property
+    def handle(self) -> ClaimedBundle:
+        return self.delivered.handle
 
 
 @dataclass(slots=True)
@@ -229,7 +233,8 @@ class Desk:
                     taken.append(delivered)
                     nbytes += handle.meta.nbytes
             _give_back(first)
-            if taken:
+            # A call's lease lives by what is heard, but whoever had nothing owed nothing.
+            if taken and (not lease.bound or len(lease.refs) == len(taken)):
                 lease.deadline = self._clock.monotonic() + lease.seconds
         return taken
 
@@ -250,10 +255,11 @@ class Desk:
         if self.policy.max_deliveries and failed >= self.policy.max_deliveries:
             self._poison(handle, failed, reason)
             return None
-        self._held[handle.ref] = _Held(handle, lease)
+        delivered = Delivered(handle, failed + 1, reason)
+        self._held[handle.ref] = _Held(delivered, lease)
         self._held_bytes += handle.meta.nbytes
         lease.refs.add(handle.ref)
-        return Delivered(handle, failed + 1, reason)
+        return delivered
 
     def _poison(self, handle: ClaimedBundle, deliveries: int, reason: str) -> None:
         policy = self.policy.poison
@@ -412,9 +418,15 @@ class Desk:
             _log.info(LEASE_EXPIRED, stream=self.stream, subscriber=self.name, bundles=count)
         return count
 
-    def holds(self, lease_id: str, refs: Iterable[Ref]) -> dict[BundleRef, ClaimedBundle]:
-        """The handles of bundles claimed under a lease; ``expired`` if one isn't any more."""
-        found: dict[BundleRef, ClaimedBundle] = {}
+    def take_expired(self, lease: Lease) -> list[BundleRef]:
+        """What a call lost since it last asked."""
+        with self._lock:
+            expired, lease.expired = lease.expired, []
+        return expired
+
+    def holds(self, lease_id: str, refs: Iterable[Ref]) -> dict[BundleRef, Delivered]:
+        """Bundles claimed under a lease; ``expired`` if one isn't any more."""
+        found: dict[BundleRef, Delivered] = {}
         with self._lock:
             for asked in refs:
                 ref = BundleRef(*asked)
@@ -426,7 +438,7 @@ class Desk:
                         f"bundle {asked} is not claimed under this lease any more: {outcome}.",
                         details={"ref": list(asked), "outcome": outcome},
                     )
-                found[ref] = held.handle
+                found[ref] = held.delivered
         return found
 
     def _held_by(self, ref: BundleRef, lease: str | None) -> _Held | None:

@@ -1,0 +1,118 @@
+"""Dead letters: poison goes to a stream of its own, with its story.
+
+One thread puts them there, durably, and finishes the bundle at its origin only then.  The
+key names origin and subscriber, so a crash between the two makes no second copy.  When the
+stream of the dead can't take one now, it is tried again; the bundle stays claimed.
+
+Attributes of a dead letter: those it had, and ``quiver.origin.stream``, ``.subscriber``,
+``.ref``, ``.sequence``, ``.key``, ``.deliveries`` and ``.reason``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from typing import Final
+
+import pyarrow as pa
+
+from flight_service.protocol.errors import ServiceError
+from flight_service.server.events import DEAD_LETTER_FAILED, get_logger
+from flight_service.server.leases import Poison
+from flight_service.server.streams import Streams
+from quiver.errors import LimitExceeded, QuiverError
+
+RETRY_SECONDS: Final = 1.0
+MAX_REASON: Final = 500
+ORIGIN: Final = "quiver.origin."
+
+_log = get_logger()
+
+
+class DeadLetters:
+    """Takes poison, at once; buries it, in its own time."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._queue: deque[Poison] = deque()
+        self._streams: Streams | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="quiver-dead", daemon=True)
+
+    def start(self, streams: Streams) -> None:
+        """Begin, once there are streams to put into."""
+        self._streams = streams
+        self._thread.start()
+
+    def __call__(self, poison: Poison) -> None:
+        """Take one; never waits. What is held is bounded by ``max_in_flight`` claims."""
+        with self._changed:
+            self._queue.append(poison)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._stopping)
+                if self._stopping:
+                    return
+                poison = self._queue.popleft()
+            if not self._try(poison):
+                with self._changed:
+                    self._queue.append(poison)
+                    self._changed.wait_for(lambda: self._stopping, RETRY_SECONDS)
+
+    def _try(self, poison: Poison) -> bool:
+        try:
+            self._bury(poison)
+        except (QuiverError, ServiceError) as error:
+            _log.warning(
+                DEAD_LETTER_FAILED,
+                stream=poison.desk.stream,
+                ref=str(poison.handle.ref),
+                error=str(error),
+            )
+            return False
+        return True
+
+    def _bury(self, poison: Poison) -> None:
+        assert self._streams is not None
+        desk, handle = poison.desk, poison.handle
+        target = desk.policy.dead_letters(desk.stream)
+        with contextlib.suppress(ServiceError):
+            self._streams.create(target, None, if_not_exists=True)
+        with self._streams.use(target) as grave:
+            batches: dict[str | int, pa.RecordBatch] = {name: handle[name] for name in handle}
+            key = f"{desk.stream}/{desk.name}/{handle.ref}"
+            try:
+                receipt = grave.store.put(batches, key=key, attributes=_story(poison, full=True))
+            except LimitExceeded:
+                receipt = grave.store.put(batches, key=key, attributes=_story(poison, full=False))
+            receipt.wait()
+        handle.reject(f"dead letter {target} {receipt.ref}")
+        desk.buried(handle.ref)
+
+    def close(self) -> None:
+        """Stop; what is not buried stays pending at its origin."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+
+def _story(poison: Poison, *, full: bool) -> dict[str, str]:
+    handle, desk = poison.handle, poison.desk
+    told = {
+        "stream": desk.stream,
+        "subscriber": desk.name,
+        "ref": str(handle.ref),
+        "sequence": str(handle.sequence),
+        "deliveries": str(poison.deliveries),
+        "reason": poison.reason[: MAX_REASON if full else MAX_REASON // 4],
+    }
+    if handle.key is not None and full:
+        told["key"] = handle.key
+    own = dict(handle.attributes) if full else {}
+    return {**own, **{f"{ORIGIN}{name}": value for name, value in told.items()}}

@@ -1,0 +1,208 @@
+"""DoExchange: the live subscription.
+
+Two threads work on a call: the handler's own reads what the client says and answers it; a
+*pusher* claims bundles and sends them.  Both write, one at a time.  A client that doesn't
+read stops its own pusher and nobody else's.
+
+The pusher is joined before the handler returns, and only the handler reads: Flight takes
+the process down otherwise.  What the call had claimed goes back first, at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import pyarrow as pa
+
+from flight_service.protocol.errors import ServiceError
+from flight_service.protocol.exchange import ClientMessage, ServerMessage, SubscribeCommand
+from flight_service.protocol.names import Ref
+from flight_service.protocol.wrapper import BY_NUMBER
+from flight_service.server.bundles import View, wrapped
+from flight_service.server.edge import service_error
+from flight_service.server.leases import Delivered
+from flight_service.server.stream import Stream
+from quiver.errors import NotFound, QuiverError
+
+PUSH_AT_ONCE: Final = 16
+"""Bundles claimed at a time: enough to keep a fast client busy, few to give back."""
+PUSH_WAIT: Final = 0.5
+"""The pusher looks up this often: is the server stopping, has the lease ended?"""
+
+
+class ExchangeCall:
+    """One live subscription."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        command: SubscribeCommand,
+        reader: Any,
+        writer: Any,
+        *,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._store = stream.store
+        self._flush = stream.store.flush_progress
+        self._desk = stream.desk(command.subscriber, create=True)
+        self._command = command
+        self._reader = reader
+        self._writer = writer
+        self._stopping = stopping
+        self._view = View(command.slots, command.projection)
+        self._lease = self._desk.lease(command.consumer, command.lease_ms, bound=True)
+        self._writing = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
+        self._credit = command.credit
+        self._credit_bytes = command.credit_bytes
+        self._ended = False
+        self._broken: ServiceError | None = None
+
+    def run(self) -> None:
+        """Serve the call until the client ends it, or is gone."""
+        pusher = threading.Thread(target=self._push, name="quiver-push", daemon=True)
+        try:
+            self._writer.begin(BY_NUMBER)
+            self._tell(ServerMessage(type="ready", lease_ms=int(self._lease.seconds * 1000)))
+            pusher.start()
+            self._listen()
+        finally:
+            self._end()
+            self._desk.release(self._lease)
+            if pusher.ident is not None:
+                pusher.join()
+                self._desk.release(self._lease)
+        if self._broken is not None:
+            raise self._broken
+
+    def _end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    # The handler's thread: what the client says
+
+    def _listen(self) -> None:
+        while not self._ended:
+            try:
+                chunk = self._reader.read_chunk()
+            except StopIteration:
+                return
+            except (pa.ArrowException, OSError):
+                return  # gone: the claims go back, there is nobody to tell
+            self._desk.heard(self._lease)
+            if chunk.app_metadata is not None:
+                try:
+                    answer = self._answer(chunk.app_metadata.to_pybytes())
+                except (ServiceError, QuiverError) as error:
+                    said = service_error(error)
+                    answer = ServerMessage(type="error", code=said.code, reason=said.message[:500])
+                if answer is not None and not self._tell(answer):
+                    return
+
+    def _answer(self, data: bytes) -> ServerMessage | None:
+        said = ClientMessage.decode(data)
+        refused = self._outcomes(said)
+        if said.credit or said.credit_bytes:
+            with self._changed:
+                self._credit += said.credit
+                self._credit_bytes += said.credit_bytes
+                self._changed.notify_all()
+        if said.ack or said.reject or said.defer:
+            if said.durable:
+                self._flush((self._desk.name,))
+            return ServerMessage(type="done", id=said.id, durable=said.durable, refs=refused)
+        if said.ping or said.id is not None:
+            return ServerMessage(type="pong", id=said.id)
+        return None
+
+    def _outcomes(self, said: ClientMessage) -> tuple[Ref, ...]:
+        desk, lease, reason = self._desk, self._lease.id, said.reason or ""
+        delay = None if said.delay_ms is None else said.delay_ms / 1000
+        problems = []
+        if said.ack:
+            problems += desk.ack(said.ack, lease)[1]
+        if said.reject:
+            problems += desk.reject(said.reject, reason, lease)[1]
+        if said.defer:
+            problems += desk.defer(said.defer, delay, reason, lease)[1]
+        return tuple(ref for ref, _ in problems)
+
+    def _tell(self, message: ServerMessage) -> bool:
+        """Send a message without data; ``False`` if there is nobody any more."""
+        try:
+            with self._writing:
+                self._writer.write_metadata(message.encode())
+        except (pa.ArrowException, OSError):
+            self._end()
+            return False
+        return True
+
+    # The pusher's thread: bundles
+
+    def _push(self) -> None:
+        try:
+            while self._may_push():
+                for delivered in self._claim():
+                    if not self._send(delivered):
+                        return
+                self._tell_expired()
+        except (ServiceError, QuiverError) as error:
+            self._fail(service_error(error))
+        except Exception as error:
+            self._fail(service_error(error, "do_exchange"))
+
+    def _may_push(self) -> bool:
+        """Wait for credit; ``False`` when the call has ended or nothing more is to come."""
+        if self._stopping():
+            self._tell(ServerMessage(type="draining"))
+            return False
+        with self._changed:
+            self._changed.wait_for(self._ready, PUSH_WAIT)
+        return not self._ended
+
+    def _ready(self) -> bool:
+        return self._ended or (self._credit > 0 and self._credit_bytes > 0)
+
+    def _claim(self) -> list[Delivered]:
+        with self._changed:
+            if self._ended or not self._ready():
+                return []
+            bundles, nbytes = min(self._credit, PUSH_AT_ONCE), self._credit_bytes
+        claimed = self._desk.claim(
+            self._lease,
+            max_bundles=bundles,
+            max_bytes=nbytes,
+            wait=PUSH_WAIT,
+            order=self._command.order,
+            gone=lambda: self._ended or self._stopping() or bool(self._lease.expired),
+        )
+        with self._changed:
+            self._credit -= len(claimed)
+            self._credit_bytes -= sum(one.handle.meta.nbytes for one in claimed)
+        return claimed
+
+    def _send(self, delivered: Delivered) -> bool:
+        try:
+            found = wrapped(self._store, delivered.handle.ref, self._view, delivered.info)
+        except NotFound:
+            return True  # dropped by retention in the meantime: there is nothing to send
+        try:
+            with self._writing:
+                self._writer.write_with_metadata(found.batch, found.info.encode())
+        except (pa.ArrowException, OSError):
+            self._end()
+            return False
+        return not self._ended
+
+    def _tell_expired(self) -> None:
+        expired = self._desk.take_expired(self._lease)
+        if expired:
+            self._tell(ServerMessage(type="expired", refs=tuple(Ref(*ref) for ref in expired)))
+
+    def _fail(self, error: ServiceError) -> None:
+        """Tell why no more comes; the client ends the call, since a server can't."""
+        self._broken = error
+        self._tell(ServerMessage(type="error", code=error.code, reason=error.message[:500]))

@@ -1,0 +1,103 @@
+"""Metrics as Prometheus reads them.
+
+The store's metrics keep their names, with ``_`` for ``.``, and get a label ``stream``;
+the service adds ``quiver_server_*``.  Numbers are read when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from flight_service.server.overview import ServerOverview
+from flight_service.server.streams import Streams
+from quiver.metrics import Kind, Sample
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def exposition(streams: Streams, overview: ServerOverview) -> tuple[int, str, str]:
+    """Everything that is counted, now."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Stores(streams))
+    registry.register(_Server(streams, overview))
+    return 200, CONTENT_TYPE, generate_latest(registry).decode()
+
+
+class _Stores(Collector):
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for stream in self._streams.opened():
+            for sample in stream.store.metrics.snapshot():
+                name = sample.metric.name.replace(".", "_")
+                if sample.metric.kind is Kind.COUNTER:
+                    name = name.removesuffix("_total")
+                family = families.get(name)
+                if family is None:
+                    family = families[name] = Metric(
+                        name, sample.metric.description, str(sample.metric.kind)
+                    )
+                _add(family, name, {"stream": stream.name, **dict(sample.labels)}, sample)
+        return families.values()
+
+
+def _add(family: Metric, name: str, labels: dict[str, str], sample: Sample) -> None:
+    if sample.metric.kind is Kind.COUNTER:
+        family.add_sample(f"{name}_total", labels, sample.value)
+    elif sample.metric.kind is Kind.GAUGE:
+        family.add_sample(name, labels, sample.value)
+    else:
+        for bound, count in sample.buckets:
+            edge = "+Inf" if bound == float("inf") else repr(bound)
+            family.add_sample(f"{name}_bucket", {**labels, "le": edge}, count)
+        family.add_sample(f"{name}_count", labels, sample.count)
+        family.add_sample(f"{name}_sum", labels, sample.value)
+
+
+class _Server(Collector):
+    def __init__(self, streams: Streams, overview: ServerOverview) -> None:
+        self._streams = streams
+        self._overview = overview
+
+    def collect(self) -> Iterable[Metric]:
+        calls = self._overview.calls()
+        health = self._overview.health().status
+        for name, description, value in (
+            ("calls", "Calls running.", calls["running"]),
+            ("calls_peak", "Most calls that ran at a time.", calls["peak"]),
+            ("calls_refused", "Calls refused for lack of room.", calls["refused"]),
+            ("streams", "Streams.", len(self._streams.names())),
+            ("streams_open", "Streams that are open.", len(self._streams.opened())),
+            ("streams_damaged", "Streams that can't be opened.", len(self._streams.damage())),
+            ("ready", "1 when puts and reads are served.", health in ("ok", "degraded")),
+        ):
+            family = GaugeMetricFamily(f"quiver_server_{name}", description)
+            family.add_metric([], float(value))
+            yield family
+        yield from self._claims()
+
+    def _claims(self) -> Iterable[Metric]:
+        labels = ["stream", "subscriber"]
+        held = GaugeMetricFamily(
+            "quiver_server_in_flight_bundles", "Bundles claimed and not finished.", labels=labels
+        )
+        nbytes = GaugeMetricFamily(
+            "quiver_server_in_flight_bytes", "The same in bytes.", labels=labels
+        )
+        again = GaugeMetricFamily(
+            "quiver_server_redelivering_bundles", "Bundles that came back.", labels=labels
+        )
+        for stream in self._streams.opened():
+            for name, desk in stream.desks().items():
+                status = desk.status()
+                held.add_metric([stream.name, name], status["in_flight"])
+                nbytes.add_metric([stream.name, name], status["in_flight_bytes"])
+                again.add_metric([stream.name, name], status["redelivering"])
+        return held, nbytes, again

@@ -1,0 +1,258 @@
+"""GetFlightInfo, GetSchema, ListFlights and DoGet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from flight_service.protocol.errors import ServiceError, to_flight
+from flight_service.protocol.get import FlightMeta, ReadCommand, Ticket
+from flight_service.protocol.names import Ref
+from flight_service.protocol.wrapper import BY_NUMBER
+from flight_service.server.bundles import (
+    View,
+    gone_as_expired,
+    native_reader,
+    runs_of,
+    slot_batch,
+    with_gone,
+    wrapped,
+)
+from flight_service.server.edge import service_error
+from flight_service.server.leases import Delivered
+from flight_service.server.ranges import refs_of
+from flight_service.server.stream import Stream
+from quiver import BundleRef, Store
+from quiver.clock import Clock
+from quiver.errors import NotFound
+
+LOOK_BACK: Final = 64
+"""Newest bundles looked at for a slot's schema."""
+
+EMPTY: Final = pa.schema([])
+
+
+def flight_info(
+    stream: Stream,
+    command: ReadCommand,
+    descriptor: flight.FlightDescriptor,
+    clock: Clock,
+    gone: Callable[[], bool],
+) -> flight.FlightInfo:
+    """Claim for a subscriber, or list for a reader."""
+    if command.subscriber is not None:
+        return _claimed(stream, command, descriptor, clock, gone)
+    refs: list[BundleRef] = []
+    nbytes, more = 0, False
+    found = refs_of(stream.store, command)
+    for ref in with_gone(stream.store, found) if command.refs is not None else found:
+        if len(refs) >= command.max_bundles or (refs and nbytes >= command.max_bytes):
+            more = True
+            break
+        try:
+            nbytes += stream.store.meta(ref).nbytes
+        except NotFound:
+            continue  # deleted since it was listed
+        refs.append(ref)
+    meta = FlightMeta(refs=tuple(Ref(*ref) for ref in refs), more=more)
+    return _info(stream.store, command, descriptor, refs, meta)
+
+
+def _claimed(
+    stream: Stream,
+    command: ReadCommand,
+    descriptor: flight.FlightDescriptor,
+    clock: Clock,
+    gone: Callable[[], bool],
+) -> flight.FlightInfo:
+    assert command.subscriber is not None
+    desk = stream.desk(command.subscriber, create=True)
+    lease = desk.lease(command.consumer, command.lease_ms)
+    try:
+        delivered: list[Delivered] = desk.claim(
+            lease,
+            max_bundles=command.max_bundles,
+            max_bytes=command.max_bytes,
+            wait=command.wait_ms / 1000,
+            gone=gone,
+        )
+        if not delivered:
+            return _info(stream.store, command, descriptor, [], FlightMeta())
+        refs = [one.handle.ref for one in delivered]
+        meta = FlightMeta(
+            lease=lease.id,
+            expires_ns=clock.now_ns() + int(lease.seconds * 1e9),
+            refs=tuple(Ref(*ref) for ref in refs),
+        )
+        return _info(stream.store, command, descriptor, refs, meta)
+    except BaseException:
+        desk.release(lease)  # nobody will ever hear of it
+        raise
+
+
+def _info(
+    store: Store,
+    command: ReadCommand,
+    descriptor: flight.FlightDescriptor,
+    refs: list[BundleRef],
+    meta: FlightMeta,
+) -> flight.FlightInfo:
+    endpoints: list[flight.FlightEndpoint] = []
+    rows = nbytes = 0
+    if command.mode == "bundle":
+        schema = BY_NUMBER
+        for ref in refs:
+            known = store.meta(ref)
+            rows, nbytes = rows + known.rows, nbytes + known.nbytes
+        if refs:
+            endpoints.append(_endpoint(command, refs, meta))
+    else:
+        assert command.slot is not None
+        runs, without = runs_of(store, refs, command.slot, command.columns)
+        schema = runs[0].schema if runs else EMPTY
+        endpoints = [_endpoint(command, run.refs, meta) for run in runs]
+        rows, nbytes = sum(run.rows for run in runs), sum(run.nbytes for run in runs)
+        meta = FlightMeta(**{**vars(meta), "without_slot": tuple(Ref(*ref) for ref in without)})
+    return flight.FlightInfo(
+        schema, descriptor, endpoints, rows, nbytes, ordered=True, app_metadata=meta.encode()
+    )
+
+
+def _endpoint(
+    command: ReadCommand, refs: list[BundleRef], meta: FlightMeta
+) -> flight.FlightEndpoint:
+    ticket = Ticket(
+        stream=command.stream,
+        refs=tuple(Ref(*ref) for ref in refs),
+        mode=command.mode,
+        slot=command.slot,
+        slots=command.slots,
+        columns=command.columns,
+        projection=command.projection,
+        subscriber=command.subscriber,
+        lease=meta.lease,
+    ).encode()
+    expires = None
+    if meta.expires_ns is not None:
+        expires = pa.scalar(meta.expires_ns, pa.timestamp("ns", tz="UTC"))
+    return flight.FlightEndpoint(ticket, [], expires, ticket)
+
+
+# DoGet
+
+
+def data_stream(stream: Stream, ticket: Ticket, max_slot_bytes: int) -> flight.FlightDataStream:
+    """The answer to a ticket."""
+    refs = [BundleRef(*ref) for ref in ticket.refs]
+    delivered: dict[BundleRef, Delivered] = {}
+    if ticket.subscriber is not None:
+        assert ticket.lease is not None
+        delivered = stream.desk(ticket.subscriber).holds(ticket.lease, ticket.refs)
+    else:
+        refs = list(with_gone(stream.store, refs))
+    if ticket.mode == "slot":
+        return _slot_stream(stream.store, ticket, refs, max_slot_bytes)
+    view = View(ticket.slots, ticket.projection)
+    return flight.GeneratorStream(BY_NUMBER, _bundles(stream.store, refs, view, delivered))
+
+
+def _bundles(
+    store: Store, refs: list[BundleRef], view: View, delivered: dict[BundleRef, Delivered]
+) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+    """Bundle by bundle, as the client reads."""
+    for ref in refs:
+        handed_out = delivered.get(ref)
+        try:
+            found = wrapped(store, ref, view, None if handed_out is None else handed_out.info)
+        except NotFound as error:
+            raise to_flight(gone_as_expired(error, ref)) from None
+        except Exception as error:
+            raise to_flight(service_error(error, "do_get")) from None
+        yield found.batch, found.info.encode()
+
+
+def _slot_stream(
+    store: Store, ticket: Ticket, refs: list[BundleRef], max_bytes: int
+) -> flight.FlightDataStream:
+    assert ticket.slot is not None
+    batches: list[pa.RecordBatch] = []
+    schema: pa.Schema | None = None
+    nbytes = 0
+    for ref in refs:
+        try:
+            batch = slot_batch(store, ref, ticket.slot, ticket.columns)
+        except NotFound as error:
+            raise gone_as_expired(error, ref) from None
+        if batch is None:
+            raise ServiceError(
+                "slot_not_in_bundle",
+                f"bundle {ref} has no slot {ticket.slot!r}.",
+                details={"ref": list(ref), "slot": ticket.slot},
+            )
+        if schema is not None and not schema.equals(batch.schema, check_metadata=True):
+            raise ServiceError(
+                "schema_changes",
+                f"bundle {ref} has another schema: ask for one run of bundles per ticket.",
+                details={"ref": list(ref)},
+            )
+        schema = batch.schema
+        nbytes += batch.nbytes
+        if nbytes > max_bytes:
+            raise ServiceError(
+                "limit_exceeded",
+                f"the ticket names more than {max_bytes:,} bytes.",
+                details={"limit": "calls.read_bytes", "maximum": max_bytes},
+            )
+        batches.append(batch)
+    return flight.RecordBatchStream(native_reader(batches, schema if schema else EMPTY))
+
+
+# Discovery
+
+
+def slot_schema(store: Store, slot: str) -> pa.Schema | None:
+    """The newest schema of a slot, if one of the newest bundles has it."""
+    looked = 0
+    for seq, count in reversed(store.segments()):
+        for index in range(count - 1, -1, -1):
+            if looked >= LOOK_BACK:
+                return None
+            looked += 1
+            batch = slot_batch(store, BundleRef(seq, index), slot, None)
+            if batch is not None:
+                return batch.schema
+    return None
+
+
+def listed(stream: Stream) -> list[flight.FlightInfo]:
+    """A stream and its slots, for ListFlights."""
+    store = stream.store
+    status = store.status()
+    infos = [_path_info([stream.name], BY_NUMBER, status.usage.committed)]
+    for slot in sorted(_recent_slots(store)):
+        schema = slot_schema(store, slot)
+        if schema is not None:
+            infos.append(_path_info([stream.name, slot], schema, -1))
+    return infos
+
+
+def _recent_slots(store: Store) -> set[str]:
+    names: set[str] = set()
+    segments = store.segments()
+    if segments:
+        seq, count = segments[-1]
+        for index in range(max(0, count - LOOK_BACK), count):
+            names |= set(store.encoded(BundleRef(seq, index)))
+    return names
+
+
+def closed_info(name: str) -> flight.FlightInfo:
+    """A stream that is asleep: its name, and that it is there."""
+    return _path_info([name], BY_NUMBER, -1)
+
+
+def _path_info(path: list[str], schema: pa.Schema, nbytes: int) -> flight.FlightInfo:
+    return flight.FlightInfo(schema, flight.FlightDescriptor.for_path(*path), [], -1, nbytes)

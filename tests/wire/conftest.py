@@ -1,0 +1,59 @@
+"""Real servers on real sockets, for tests that speak Flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.flight as flight
+import pytest
+
+from flight_service.server import Server, Settings
+
+MakeServer = Callable[..., Server]
+
+SMALL: dict[str, Any] = {
+    "server__port": 0,
+    "http__port": 0,
+    "reserve": 0,
+    "server__drain_timeout": "3s",
+}
+"""Any free port, and no bytes on disk that a test doesn't need."""
+
+
+@pytest.fixture
+def make_server(tmp_path: Path) -> Iterator[MakeServer]:
+    """Start servers in this process; they are stopped after the test."""
+    servers: list[Server] = []
+
+    def make(root: Path | None = None, **settings: Any) -> Server:
+        where = str(root or tmp_path / "data")
+        loaded = Settings.load(env={}, **{**SMALL, "server__root": where, **settings})
+        server = Server(loaded)
+        servers.append(server)
+        server.start()
+        return server
+
+    yield make
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def server(make_server: MakeServer) -> Server:
+    """A server with default settings."""
+    return make_server()
+
+
+def connect(server: Server, token: str | None = None) -> flight.FlightClient:
+    """A bare client."""
+    del token
+    return flight.FlightClient(f"grpc://127.0.0.1:{server.port}")
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[flight.FlightClient]:
+    """A bare client of :func:`server`."""
+    with connect(server) as client:
+        yield client
