@@ -113,7 +113,7 @@ class Preparation:
     ) -> Prepared:
         nbytes = sum(encoded.payload_len for encoded, _ in batches.values())
         self._check_sizes(nbytes, batches)
-        given: dict[str | int, bytes] = {**fingerprints} if fingerprints else {}
+        given: dict[str | int, bytes] = dict((fingerprints or {}).items())
         _check_hashes(given, batches, content_hash)
         if key is not None:
             check_key(key, self._limits)
