@@ -260,7 +260,12 @@ class _Recovery:
     # The rest
 
     def _learn_slots(self, found: Survey) -> None:
-        for name, slot in {**found.basics.known_state.slots, **found.replay.names}.items():
+        """Names come with the log; without one, with the segments themselves."""
+        known = {**found.basics.known_state.slots, **found.replay.names}
+        if self._without_log:
+            for info in self._catalog.infos:
+                known.update(info.slots)
+        for name, slot in known.items():
             self._slots.learn(name, slot)
 
     def _window(self, found: Survey) -> KeyWindow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,9 +54,14 @@ class SegmentInfo:
     last_sequence: int | None = None
     first_ts: int | None = None
     last_ts: int | None = None
+    slots: tuple[tuple[str, int], ...] = ()
+    """Names and ids of its slots, as far as they have names."""
 
     @classmethod
-    def of(cls, seq: int, file_bytes: int, summary: Summary) -> SegmentInfo:
+    def of(
+        cls, seq: int, file_bytes: int, summary: Summary, entries: Sequence[StreamEntry]
+    ) -> SegmentInfo:
+        named = {(entry.slot_name, entry.slot_id) for entry in entries if entry.slot_name}
         return cls(
             seq,
             file_bytes,
@@ -66,6 +72,7 @@ class SegmentInfo:
             summary.last_sequence,
             summary.first_ts,
             summary.last_ts,
+            tuple(sorted(named)),
         )
 
     @classmethod
@@ -74,7 +81,7 @@ class SegmentInfo:
         seq: int,
         file_bytes: int,
         footer: Footer,
-        entries: list[StreamEntry],
+        entries: Sequence[StreamEntry],
         summary: Summary | None,
     ) -> SegmentInfo:
         """From a directory: its summary, or what can be counted without one."""
@@ -90,4 +97,4 @@ class SegmentInfo:
             )
         elif summary.segment not in (None, seq):
             raise SegmentDamage(f"by its own account the file is segment {summary.segment}.")
-        return cls.of(seq, file_bytes, summary)
+        return cls.of(seq, file_bytes, summary, entries)

@@ -6,6 +6,7 @@ mapping can't be trusted; it keeps nothing in memory but what is asked for.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import weakref
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Final, Protocol, TypeAlias
 import pyarrow as pa
 
 from quiver.disk.disk import Disk, File
+from quiver.errors import QuiverError
 from quiver.format.crc import crc32
 
 CHUNK: Final = 1 << 20
@@ -79,7 +81,7 @@ class ReadSource:
     def __init__(self, disk: Disk, path: str) -> None:
         self.mapping: weakref.ref[Mapping] | None = None
         self._file = disk.open(path)
-        weakref.finalize(self, self._file.close)
+        weakref.finalize(self, _close_quietly, self._file)
         self.size = self._file.size()
 
     def bytes(self, offset: int, length: int) -> pa.Buffer:
@@ -95,6 +97,12 @@ class ReadSource:
         options = pa.ipc.IpcReadOptions(included_fields=list(fields))
         window = _Window(self, self._file, offset, length)
         return pa.ipc.open_file(pa.PythonFile(window, mode="r"), options=options)
+
+
+def _close_quietly(file: File) -> None:
+    """Nothing was written, so nothing can be lost; and a destructor has nobody to tell."""
+    with contextlib.suppress(QuiverError):
+        file.close()
 
 
 class _Window(io.RawIOBase):

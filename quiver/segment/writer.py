@@ -43,6 +43,7 @@ class Layout:
     buffers: Sequence[bytes | pa.Buffer]
     size: int
     summary: Summary
+    streams: Sequence[StreamEntry]
 
 
 class _Pieces:
@@ -84,7 +85,7 @@ def write_segment(disk: Disk, segment: OpenSegment, slot_names: Mapping[int, str
         raise
     disk.fsync_dir(SEGMENTS)
     disk.chmod(path, SEALED_MODE)
-    return SegmentInfo.of(segment.seq, layout.size, layout.summary)
+    return SegmentInfo.of(segment.seq, layout.size, layout.summary, layout.streams)
 
 
 def lay_out(segment: OpenSegment, slot_names: Mapping[int, str]) -> Layout:
@@ -122,7 +123,7 @@ def lay_out(segment: OpenSegment, slot_names: Mapping[int, str]) -> Layout:
     pieces.add_file(directory)
     pieces.add_file(manifest)
     pieces.add_bytes(footer.encode(pieces.crc))
-    return Layout(pieces.buffers, pieces.size, summary)
+    return Layout(pieces.buffers, pieces.size, summary, entries)
 
 
 def _stream_file(stream: Stream) -> IpcFile:

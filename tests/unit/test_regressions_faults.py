@@ -1,0 +1,74 @@
+"""Defects that the fault suites found, each in the smallest form it was seen in."""
+
+from __future__ import annotations
+
+import errno
+import gc
+from typing import Any
+
+import pyarrow as pa
+
+from quiver.clock import ManualClock
+from quiver.config import Config
+from quiver.disk.disk import Disk
+from quiver.disk.memory import MemoryDisk
+from quiver.engine import Store
+from quiver.segment import SegmentReader, write_segment
+from tests.support.faulty import Fault, FaultyDisk
+from tests.support.segments import memory_disk, open_segment
+
+BATCH = pa.record_batch({"n": [1]})
+
+
+def opened(raw: MemoryDisk, **settings: Any) -> Store:
+    return Store(Disk(raw), Config.load(env={}, **settings), where="mem", clock=ManualClock())
+
+
+def test_slot_names_survive_a_crash_without_a_log() -> None:
+    """Without a log nothing wrote the names down before a clean close: segments have them."""
+    raw = MemoryDisk()
+    store = opened(raw, durability="segment_only")
+    ref = store.put({"Logs": BATCH, "Spans": BATCH}).wait().ref
+    again = opened(MemoryDisk.from_image(raw.durability().image()), durability="segment_only")
+    assert set(again.read(ref)) == {"Logs", "Spans"}
+
+
+def test_a_log_begun_after_going_without_one_uses_no_sequence_twice() -> None:
+    """From segments alone to a log: its first entry comes after all that was ever durable."""
+    raw = MemoryDisk(record=False)
+    store = opened(raw, durability="segment_only")
+    last = [store.put({"Logs": BATCH}).wait().sequence for _ in range(3)][-1]
+    store.close()
+    logged = opened(raw)
+    assert logged.put({"Logs": BATCH}).wait().sequence > last
+    logged.close()
+    assert len(opened(raw).segments()) == 4
+
+
+def test_a_store_that_goes_on_without_its_log_keeps_all_of_it() -> None:
+    """What only the log had becomes segments, keys and names too; then the log is gone."""
+    raw = MemoryDisk(record=False)
+    store = opened(raw)
+    refs = [store.put({"Logs": BATCH}, key=f"k{n}").wait().ref for n in range(3)]
+    raw.locked.clear()
+    without = opened(raw, durability="segment_only")
+    assert [len(without.read(ref)) for ref in refs] == [1, 1, 1]
+    assert without.put({"Logs": BATCH}, key="k1").wait().ref == refs[1]
+    assert not any(path.startswith("wal/quiver.wal") for path in raw.image())
+    new = without.put({"Logs": BATCH}).wait()
+    without.close()
+    again = opened(raw)
+    assert again.put({"Logs": BATCH}).wait().sequence > new.sequence
+    assert again.put({"Logs": BATCH}, key="k2").wait().ref == refs[2]
+
+
+def test_closing_a_segment_that_was_only_read_never_raises() -> None:
+    """A failing close, seen by the garbage collector, used to end in a bare traceback."""
+    disk = memory_disk()
+    write_segment(disk, open_segment([{1: BATCH}]), {})
+    faulty = FaultyDisk(disk.raw, Fault(0, errno.EIO, ops=frozenset({"close"})))
+    reader = SegmentReader.open(Disk(faulty), 7, mode="pread")
+    assert len(reader) == 1
+    del reader
+    gc.collect()
+    assert faulty.fired
