@@ -95,6 +95,10 @@ class Client:
         """
         return self._connection.action("health", NoRequest(), Health, retry=None).status
 
+    def pause(self, seconds: float) -> None:
+        """Wait; closing the client ends the wait with ``Closed``."""
+        self._connection.pause(seconds)
+
     # The end
 
     def close(self) -> None:

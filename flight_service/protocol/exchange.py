@@ -101,6 +101,9 @@ class ClientMessage(Message):
     reject: tuple[Ref, ...] = of(
         REFS, default=(), doc="Can never be dealt with: dropped, on record."
     )
+    unread: tuple[Ref, ...] = of(
+        REFS, default=(), doc="Nobody has looked at them: back at once, no delivery counted."
+    )
     delay_ms: int | None = of(
         DELAY_MS, default=None, doc="When to deliver `defer` again; else backoff."
     )

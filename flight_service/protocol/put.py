@@ -20,7 +20,8 @@ bundles were sent, exactly one for each.  Messages are counted from 0 within the
 
 After a ``retry`` for message *n* every later message is answered ``retry`` too (code
 ``out_of_turn``), so that the order holds, until one comes whose envelope says
-``"resend": n``.  If that one is taken, the call goes on as before.
+``"resend": n``, *n* being the first one refused, however often it was sent since.  If
+that one is taken or rejected, the call goes on as before.
 
 The end of the stream is not a commit: a client that dies looks like a normal end.  Only
 receipts tell what was taken.

@@ -58,6 +58,7 @@ class ExchangeCall:
         self._credit = command.credit
         self._credit_bytes = command.credit_bytes
         self._ended = False
+        self._questions: list[int] = []
         self._broken: ServiceError | None = None
 
     def run(self) -> None:
@@ -114,9 +115,13 @@ class ExchangeCall:
             if said.durable:
                 self._flush((self._desk.name,))
             return ServerMessage(type="done", id=said.id, durable=said.durable, refs=refused)
-        if said.ping or said.id is not None:
-            return ServerMessage(type="pong", id=said.id)
-        return None
+        if said.id is not None:
+            # Only the pusher knows whether everything was sent: it answers in its turn.
+            with self._changed:
+                self._questions.append(said.id)
+                self._changed.notify_all()
+            return None
+        return ServerMessage(type="pong") if said.ping else None
 
     def _outcomes(self, said: ClientMessage) -> tuple[Ref, ...]:
         desk, lease, reason = self._desk, self._lease.id, said.reason or ""
@@ -128,6 +133,8 @@ class ExchangeCall:
             problems += desk.reject(said.reject, reason, lease)[1]
         if said.defer:
             problems += desk.defer(said.defer, delay, reason, lease)[1]
+        if said.unread:
+            desk.put_back(said.unread, lease)
         return tuple(ref for ref, _ in problems)
 
     def _tell(self, message: ServerMessage) -> bool:
@@ -145,10 +152,14 @@ class ExchangeCall:
     def _push(self) -> None:
         try:
             while self._may_push():
-                for delivered in self._claim():
+                asked = self._asked()
+                claimed = self._claim(0.0 if asked else PUSH_WAIT)
+                for delivered in claimed or []:
                     if not self._send(delivered):
                         return
                 self._tell_expired()
+                for number in asked:
+                    self._tell(ServerMessage(type="pong", id=number, idle=claimed == []))
         except (ServiceError, QuiverError) as error:
             self._fail(service_error(error))
         except Exception as error:
@@ -164,20 +175,35 @@ class ExchangeCall:
         return not self._ended
 
     def _ready(self) -> bool:
-        return self._ended or (self._credit > 0 and self._credit_bytes > 0)
+        return self._ended or bool(self._questions) or self._has_credit()
 
-    def _claim(self) -> list[Delivered]:
+    def _has_credit(self) -> bool:
+        return self._credit > 0 and self._credit_bytes > 0
+
+    def _asked(self) -> list[int]:
+        """Questions of the client that came before what is claimed next."""
         with self._changed:
-            if self._ended or not self._ready():
-                return []
+            asked, self._questions = self._questions, []
+            return asked
+
+    def _claim(self, wait: float) -> list[Delivered] | None:
+        """The next bundles; ``None`` if the client has no room for any."""
+        with self._changed:
+            if self._ended or not self._has_credit():
+                return None
             bundles, nbytes = min(self._credit, PUSH_AT_ONCE), self._credit_bytes
         claimed = self._desk.claim(
             self._lease,
             max_bundles=bundles,
             max_bytes=nbytes,
-            wait=PUSH_WAIT,
+            wait=wait,
             order=self._command.order,
-            gone=lambda: self._ended or self._stopping() or bool(self._lease.expired),
+            gone=lambda: (
+                self._ended
+                or self._stopping()
+                or bool(self._questions)
+                or bool(self._lease.expired)
+            ),
         )
         with self._changed:
             self._credit -= len(claimed)

@@ -367,6 +367,15 @@ class Desk:
                 taken += 1
         return taken, problems
 
+    def put_back(self, refs: Iterable[Ref], lease: str) -> None:
+        """Bundles that were sent and never looked at: back at once, no delivery counted."""
+        with self._lock:
+            for asked in refs:
+                held = self._held_by(BundleRef(*asked), lease)
+                if held is not None:
+                    self._drop_claim(held.handle.ref)
+                    held.handle.defer()
+
     def renew(
         self, lease_id: str, refs: Iterable[Ref] | None, lease_ms: int | None
     ) -> tuple[int, float | None]:

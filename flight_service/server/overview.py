@@ -9,6 +9,7 @@ from typing import Any
 from flight_service.protocol.actions import Health, StatusReport
 from flight_service.server.auth import Authenticator
 from flight_service.server.limits import Gate
+from flight_service.server.ranges import end_of
 from flight_service.server.stream import Stream
 from flight_service.server.streams import Streams
 from quiver.clock import Clock
@@ -99,6 +100,7 @@ def stream_status(stream: Stream) -> dict[str, Any]:
         **status,
         "state": "open" if status["state"] == "ok" else status["state"],
         "settings": dict(stream.settings),
+        "end": list(end_of(stream.store)),
         "subscribers": subscribers,
     }
 

@@ -121,14 +121,16 @@ class PutCall:
                 self._changed.notify_all()
 
     def _take(self, n: int, chunk: Any) -> _Answer:
-        key = None
+        envelope = NO_ENVELOPE
         try:
             envelope = _envelope(chunk.app_metadata)
-            key = envelope.key
             self._check_turn(envelope)
             receipt = self._put(envelope, chunk.data)
         except Exception as error:
-            return self._refused(n, key, error)
+            refused = self._refused(n, envelope.key, error)
+            if envelope.resend == self._waiting_for and _for_good(refused):
+                self._waiting_for = None  # nobody will send it again
+            return refused
         self._waiting_for = None
         self._newest = receipt
         return _Answer(n, None, receipt)
@@ -254,6 +256,10 @@ class PutCall:
         if receipt.key is not None:
             fields["key"] = receipt.key
         return fields
+
+
+def _for_good(answer: _Answer) -> bool:
+    return answer.fields is not None and answer.fields["status"] == REJECTED
 
 
 def _broken(error: QuiverError) -> bool:
