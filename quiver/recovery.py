@@ -35,27 +35,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from quiver.adoption import adopt
 from quiver.bundle import SlotTable
 from quiver.clock import Clock
 from quiver.config import Config
 from quiver.contradictions import contradictions, known_sequence
-from quiver.disk.disk import Disk
+from quiver.disk.disk import TMP_SUFFIX, Disk
 from quiver.events import (
     BUNDLES_LOST,
-    FOREIGN_ADOPTED,
     PROGRESS_DAMAGED,
     SEGMENT_QUARANTINED,
     SEGMENT_REBUILT,
     WAL_TRUNCATED,
     get_logger,
 )
-from quiver.foreign import plan_refs
 from quiver.format.floor import FLOOR_PATH, Floor, encode_floor, gone_below
-from quiver.format.state import STATE_NAME, Adoption, Checkpoint, KeyRecord, Loss, encode_state
+from quiver.format.state import STATE_NAME, Checkpoint, KeyRecord, Loss, encode_state
 from quiver.format.wal_header import layout_hash
 from quiver.ids import BundleRef
 from quiver.ledger import Ledger
-from quiver.replay import encoded_slots, entry_meta
 from quiver.segment.accumulator import OpenSegment
 from quiver.segment.catalog import Catalog
 from quiver.segment.info import SEGMENTS
@@ -134,15 +132,16 @@ class _Recovery:
         layout = layout_hash(self._config.slots)
         found = survey(self._disk, self._catalog, layout_hash=layout, clean=True, watch=self._watch)
         self._refuse(found)
+        _remove_leftovers(self._disk)
         tail = repair_tail(self._disk, found.log)
         for torn in found.log.torn_tails:
             self._log.warning(WAL_TRUNCATED, file=torn.file, offset=torn.offset, nbytes=torn.length)
-        adopted = self._adopt(found)
-        state = found.basics.known_state
+        adopted = adopt(self._disk, self._catalog, found, self._slots.names)
+        state = replace(found.basics.known_state, adoption=None)
         ledger = Ledger(state.losses, state.loss_totals)
         quarantined, rebuilt = self._set_aside_damaged(found)
         self._finish_deletions(found)
-        lost_seqs = self._lost(found)
+        lost_seqs = [seq for seq in self._lost(found) if seq not in adopted.unfinished]
         self._learn_slots(found)
         segments = self._seal_without_log(found)
         next_segment = first_free_segment(found, (info.seq for info in self._catalog.infos))
@@ -171,11 +170,11 @@ class _Recovery:
                 bytes_replayed=found.replay.nbytes,
                 torn_bytes=tail.cut_bytes,
                 torn_tails=tuple(torn.describe() for torn in found.log.torn_tails),
-                rebuilt=rebuilt,
-                quarantined=quarantined,
+                rebuilt=(*adopted.rebuilt, *rebuilt),
+                quarantined=(*adopted.quarantined, *quarantined),
                 lost=losses,
-                adopted_bundles=adopted,
-                maybe_doubled=found.foreign.doubtful if adopted else None,
+                adopted_bundles=adopted.bundles,
+                maybe_doubled=adopted.maybe_doubled,
                 progress_problems=problems,
             ),
         )
@@ -372,52 +371,10 @@ class _Recovery:
         self._disk.unlink(CURSOR, missing_ok=True)
         self._disk.fsync_dir(DIRECTORY)
 
-    # Logs of the Rust crate
 
-    def _adopt(self, found: Survey) -> int:
-        """Make a foreign log's own bundles into segments, then remove the log.
-
-        The refs are written down before the first segment, and segments that exist are
-        not written again, so a crash anywhere goes on with the same refs.
-        """
-        pending = found.basics.known_state.adoption
-        if not found.log.foreign and pending is None:
-            return 0
-        entries = found.foreign.entries
-        if pending is None:
-            first = first_free_segment(found, (info.seq for info in self._catalog.infos))
-        else:
-            first = pending.first_segment
-        # Once all of them exist the log may be half removed: it is not asked again.
-        numbers = range(first, first + len(pending.counts)) if pending is not None else range(0)
-        done = pending is not None and all(seq in self._catalog for seq in numbers)
-        segments = [] if done else _planned(entries, first)
-        if pending is None and segments:
-            counts = tuple(segment.bundle_count for segment in segments)
-            self._keep_adoption(found, Adoption(first, counts))
-        for segment in segments:
-            if segment.seq not in self._catalog:
-                self._catalog.add(write_segment(self._disk, segment, self._slots.names))
-        live = [info.seq for info in self._catalog.infos]
-        following = max([first, *(seq + 1 for seq in live)])
-        floor = Floor(following, following, gone_below(following, live))
-        self._disk.replace(FLOOR_PATH, encode_floor(floor))
-        self._remove_log()
-        if pending is not None or segments:
-            self._keep_adoption(found, None)
-        self._log.info(FOREIGN_ADOPTED, bundles=len(entries), maybe_doubled=found.foreign.doubtful)
-        return len(entries)
-
-    def _keep_adoption(self, found: Survey, adoption: Adoption | None) -> None:
-        state = replace(found.basics.known_state, adoption=adoption)
-        self._disk.replace(STATE_NAME, encode_state(state))
-
-
-def _planned(entries: tuple[LogEntry, ...], first_segment: int) -> list[OpenSegment]:
-    segments: dict[int, OpenSegment] = {}
-    refs = plan_refs([len(entry.body) for entry in entries], first_segment)
-    for ref, entry in zip(refs, entries, strict=True):
-        segment = segments.setdefault(ref.segment_seq, OpenSegment(ref.segment_seq))
-        bundle = entry.bundle()
-        segment.append(encoded_slots(bundle), entry_meta(bundle))
-    return list(segments.values())
+def _remove_leftovers(disk: Disk) -> None:
+    """Files that were to replace others when a crash came: nothing was promised of them."""
+    for directory in ("", DIRECTORY, SEGMENTS):
+        for name in disk.listdir(directory):
+            if name.endswith(TMP_SUFFIX):
+                disk.unlink(f"{directory}/{name}" if directory else name, missing_ok=True)

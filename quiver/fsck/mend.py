@@ -82,7 +82,9 @@ class _Mending:
         disk.mkdir(SEGMENTS)
         disk.fsync_dir("")
         for seq in plan.to_set_aside:
-            self._move_aside(segment_path(seq))
+            # What is written again takes the old file's place in one step.
+            aside = self._copy_aside if seq in plan.to_write else self._move_aside
+            aside(segment_path(seq))
         for seq in plan.to_write:
             write_segment(disk, self._segment(seq), {v: k for k, v in self._names.items()})
         losses = self._record_losses()
