@@ -15,7 +15,8 @@ What counts is not only what is on disk but also what is bound for it: a bundle 
 open segment will be written once more, into a segment file.  The distance from soft to
 hard (one segment) covers what can't be foreseen: file overhead, files not yet deleted.
 
-The cap is split evenly and statically among the shares: no coordination when a bundle
+The cap is split evenly and statically among the shares, and an engine's own
+``retention.size_cap`` holds as well where it is less: no coordination when a bundle
 comes in, at the price that one engine may wait while another has room.  All shares and
 their use can be seen in one place (:meth:`DiskBudget.shares`), where a fairer split
 would start.  The sum of the shares never exceeds the cap.
@@ -143,11 +144,19 @@ def retry_after_ms(over: int, drain_rate: float) -> int:
 class Share:
     """One engine's part of the budget. Reading it takes no lock."""
 
-    __slots__ = ("_budget", "_target", "marks", "minimum", "name", "used")
+    __slots__ = ("_budget", "_own", "_target", "marks", "minimum", "name", "used")
 
-    def __init__(self, budget: DiskBudget, name: str, minimum: int, segment_target: int) -> None:
+    def __init__(
+        self,
+        budget: DiskBudget,
+        name: str,
+        minimum: int,
+        segment_target: int,
+        own: int | None = None,
+    ) -> None:
         self._budget = budget
         self._target = segment_target
+        self._own = own  # the engine's own cap: a part of a budget can only be less
         self.name = name
         self.minimum = minimum
         self.used = 0
@@ -167,7 +176,8 @@ class Share:
         """Give the share back; the others grow. Fine to call twice."""
         self._budget.deregister(self)
 
-    def _resize(self, cap: int | None) -> None:
+    def _resize(self, part: int | None) -> None:
+        cap = min((one for one in (part, self._own) if one is not None), default=None)
         # One reference, replaced as a whole: a reader sees the old levels or the new ones.
         self.marks = None if cap is None else Watermarks.of(cap, self._target)
 
@@ -189,7 +199,13 @@ class DiskBudget:
                 raise ConfigError(f"{name!r} has a share of this disk budget already.", name=name)
             if len(self._shares) >= MAX_SHARES:
                 raise ConfigError(f"a disk budget has at most {MAX_SHARES:,} shares.")
-            share = Share(self, name, smallest_cap(config), config.segment.target_size)
+            share = Share(
+                self,
+                name,
+                smallest_cap(config),
+                config.segment.target_size,
+                config.retention.size_cap,
+            )
             self._check_fits([*self._shares.values(), share])
             self._shares[name] = share
             self._split()

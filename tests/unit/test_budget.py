@@ -187,3 +187,16 @@ def test_a_budget_of_nothing_is_refused() -> None:
     """Scenario: cap 0. Guarantee: refused at once, not at the first put."""
     with pytest.raises(ConfigError):
         DiskBudget(0)
+
+
+def test_a_stores_own_cap_holds_within_a_shared_budget() -> None:
+    """Scenario: a store with a cap of its own shares a budget, with and without a limit.
+    Guarantee: the smaller of the two holds; sharing never lifts a cap."""
+    capped = Config.load(env={}, retention__size_cap="1GiB")
+    assert DiskBudget(None).register("a", capped).cap == 2**30
+    budget = DiskBudget(3 * 2**30)
+    share = budget.register("a", capped)
+    assert share.cap == 2**30
+    for name in "bcdef":
+        budget.register(name, CONFIG)
+    assert share.cap == 2**29
