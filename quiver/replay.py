@@ -53,6 +53,8 @@ class Replay:
         self.keys: list[KeyRecord] = []
         self.foreign: list[LogEntry] = []
         self.headless: set[int] = set()
+        self.contradiction: WalCorrupt | None = None
+        """An entry that can't follow the one before it: if nothing else explains it, damage."""
         self.bundles = 0
         self.nbytes = 0
 
@@ -103,10 +105,10 @@ class Replay:
             del self._segments[ref.segment_seq]
             self.headless.add(ref.segment_seq)
             return
-        raise WalCorrupt(
+        self.contradiction = self.contradiction or WalCorrupt(
             f"{entry.path} byte {entry.offset:,}: bundle {ref} follows"
-            f" {segment.seq}.{segment.bundle_count - 1}.",
-            advice="See quiver verify.",
+            f" {segment.seq}.{segment.bundle_count - 1}. Nothing was changed.",
+            advice="See what is left: quiver verify DIR.",
             file=entry.path,
             offset=entry.offset,
             sequence=entry.sequence,

@@ -159,6 +159,8 @@ def survey(
             watch(entry)
 
     log = read_log(disk, layout_hash=layout_hash, visit=visit, salvage=salvage)
+    if replay.contradiction is not None and not salvage:
+        raise replay.contradiction
     cursor = basics.cursor if isinstance(basics.cursor, int) else None
     segments = bool(len(catalog) or basics.damaged or basics.progress)
     foreign = plan_entries(log, replay.foreign, cursor, segments=segments)

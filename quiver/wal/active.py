@@ -79,6 +79,7 @@ class LogFiles:
         self._clock = clock
         self.names = threading.Lock()
         self._next_number = start.next_file_number
+        self.rotations = 0
         self._held = [
             _Held(
                 file.path,
@@ -328,6 +329,7 @@ class LogFiles:
         else:
             return
         self._next_number += 1
+        self.rotations += 1
 
     # Letting go
 

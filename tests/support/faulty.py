@@ -37,6 +37,8 @@ class Fault:
     """That many calls in a row; ``FOREVER`` for a disk that stays full."""
     ops: frozenset[str] = frozenset()
     """Names of seam calls, such as ``pwritev``; empty means all."""
+    under: str = ""
+    """Only calls for paths that begin so."""
 
 
 class FaultyDisk:
@@ -73,7 +75,7 @@ class FaultyDisk:
             self.calls.append((op, path))
             struck: Fault | None = None
             for index, fault in enumerate(self._plan):
-                if fault.ops and op not in fault.ops:
+                if (fault.ops and op not in fault.ops) or not path.startswith(fault.under):
                     continue
                 past = self._seen[index] - fault.at
                 self._seen[index] += 1

@@ -142,6 +142,11 @@ class World:
         return numbers
 
 
+def ack_all(store: Store, name: str) -> int:
+    """Finish everything a subscriber has; how many bundles."""
+    return sum(bundle.ack() is not None for bundle in store.subscribe(name, follow=False))
+
+
 def flipped(data: bytes, at: int = -1) -> bytes:
     """The same bytes with one bit turned; in the middle unless told."""
     at = len(data) // 2 if at < 0 else at

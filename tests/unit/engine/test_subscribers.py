@@ -72,6 +72,13 @@ def test_a_start_that_is_none_is_refused(world: World, start: object) -> None:
     assert world.store.subscribers == {}
 
 
+def test_an_order_that_is_none_is_refused(world: World) -> None:
+    """Scenario: an unknown order. Guarantee: a typed error; no subscriber was made."""
+    with pytest.raises(InvalidInput, match="sideways"):
+        world.store.subscribe("r", order="sideways")
+    assert world.store.subscribers == {}
+
+
 @pytest.mark.parametrize("name", ["", "a b", "../x", "x" * 65, "CON"])
 def test_bad_names_are_refused(world: World, name: str) -> None:
     """Scenario: a name that would be a bad file name. Guarantee: refused."""
