@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from structlog.stdlib import BoundLogger
@@ -61,11 +62,13 @@ class Assembly:
 
     def close(self) -> None:
         """Let go of what is shared with others."""
-        if self.parts.wal is not None:
-            self.parts.wal.close()
-        if self.memory is not None:
-            self.memory.close()
-        self.parts.share.close()
+        with ExitStack() as last:
+            last.callback(self.parts.share.close)
+            if self.memory is not None:
+                last.callback(self.memory.close)
+            last.callback(self.parts.catalog.close)
+            if self.parts.wal is not None:
+                self.parts.wal.close()
 
 
 def assemble(
@@ -96,8 +99,8 @@ def assemble(
             clock=clock,
             on_durable=hooks.on_durable,
             on_rollback=hooks.on_rollback,
-            on_group=_group_counter(metrics),
         )
+        wal.on_group = _group_counter(metrics, wal)
     commits = None if wal is None else Commits(wal, config.wal, clock)
     seal_wait = SealWait(hooks.flush, hooks.check, clock)
     preparation = Preparation(config, recovered.slots, lock)
@@ -152,21 +155,24 @@ def _from_log(parts: Parts, seq: int) -> OpenSegment | None:
     if parts.wal is None:
         return None
     replay = Replay(lambda number: number != seq, parts.ingest.next_sequence)
-    read_log(parts.disk, layout_hash=None, visit=replay, salvage=True)
+    with parts.wal.at_rest():
+        read_log(parts.disk, layout_hash=None, visit=replay, salvage=True)
     return next((segment for segment in replay.segments if segment.seq == seq), None)
 
 
-def _group_counter(metrics: Metrics) -> Callable[[int, float], None]:
+def _group_counter(metrics: Metrics, wal: WalWriter) -> Callable[[int, float], None]:
     syncs = metrics.counter(m.WAL_SYNCS)
     nbytes = metrics.counter(m.WAL_BYTES_WRITTEN)
     seconds = metrics.histogram(m.WAL_SYNC_SECONDS)
     sizes = metrics.histogram(m.WAL_GROUP_BYTES)
+    rotations = metrics.counter(m.WAL_ROTATIONS)
 
     def count(size: int, took: float) -> None:
         syncs.add()
         nbytes.add(size)
         seconds.observe(took)
         sizes.observe(size)
+        rotations.value = wal.rotations  # counted there already, one thread at a time
 
     return count
 

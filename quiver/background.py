@@ -3,23 +3,28 @@
 A store does nothing by itself: its log is committed by whoever waits, its upkeep by
 ``maintain()``.  :class:`Background` does both instead: flushers commit staged puts as
 soon as there are any (groups form behind a running sync), workers write segments, flush
-progress and delete, and one ticker finds out what has become due.  An idle store costs
-a look per tick.
+progress and delete, and one ticker finds out what has become due.  It looks at busy
+stores often, at idle ones seldom: they cost next to nothing.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Final, Protocol
 
-from quiver.errors import QuiverError
+from quiver.errors import InvalidInput, QuiverError
 from quiver.events import BACKGROUND_FAILED, get_logger
 
 TICK_SECONDS: Final = 0.02
+"""How often a store is looked at that has something under way."""
+DOZE_SECONDS: Final = 0.1
+"""How often all the others are."""
 DEFAULT_FLUSHERS: Final = 4
 DEFAULT_WORKERS: Final = 2
 
@@ -31,6 +36,8 @@ class Driven(Protocol):
 
     flush_queued: bool
     work_queued: bool
+    watched: bool
+    """Whether the ticker looks at it often."""
 
     def flush_staged(self) -> None:
         """Commit until nothing is staged."""
@@ -40,8 +47,8 @@ class Driven(Protocol):
         """Do what upkeep is due."""
         ...
 
-    def look(self, now_queued: Background) -> None:
-        """Ask ``now_queued`` for a flush or for work if either is due by time."""
+    def look(self, now_queued: Background) -> bool:
+        """Ask ``now_queued`` for what is due by time; whether to look again very soon."""
         ...
 
     def left_alone(self) -> None:
@@ -56,6 +63,8 @@ class Background:
         self._stores: list[Driven] = []
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._stirred = threading.Event()
+        self._woken: deque[Driven] = deque()
         self._flushes: SimpleQueue[Driven | None] = SimpleQueue()
         self._work: SimpleQueue[Driven | None] = SimpleQueue()
         self._threads = [
@@ -71,7 +80,13 @@ class Background:
         return threading.Thread(target=target, name=name, daemon=True)
 
     def attach(self, store: Driven) -> None:
+        """Drive a store from now on."""
         with self._lock:
+            if self._stop.is_set():
+                raise InvalidInput(
+                    "this background has been closed: it would drive nothing.",
+                    advice="Make a new one.",
+                )
             self._stores = [*self._stores, store]
 
     def detach(self, store: Driven) -> None:
@@ -100,14 +115,38 @@ class Background:
             store.work_queued = False
             _guarded(store.work)
 
+    def watch(self, store: Driven) -> None:
+        """Have the store looked at often: something will be due soon. Cheap for every put."""
+        if not store.watched:
+            store.watched = True
+            self._woken.append(store)
+            self._stirred.set()
+
     def _run_ticks(self) -> None:
-        while not self._stop.wait(TICK_SECONDS):
-            for store in self._stores:
-                _guarded(partial(store.look, self))
+        busy: list[Driven] = []
+        all_due = 0.0
+        while not self._stop.is_set():
+            self._stirred.clear()  # before the look: what comes during it is looked at next
+            now = time.monotonic()
+            woken = [self._woken.popleft() for _ in range(len(self._woken))]
+            if now >= all_due:
+                busy, all_due = self._stores, now + DOZE_SECONDS
+            else:
+                busy += [store for store in woken if store not in busy]
+            busy = [store for store in busy if self._look(store)]
+            self._stirred.wait(TICK_SECONDS if busy else max(0.0, all_due - now))
+
+    def _look(self, store: Driven) -> bool:
+        # Said before the look: a put that comes too late for it asks to be watched.
+        store.watched = False
+        store.watched = _guarded(partial(store.look, self))
+        return store.watched
 
     def close(self) -> None:
         """End the threads, after what they are doing; the stores go on without."""
-        self._stop.set()
+        with self._lock:
+            self._stop.set()
+        self._stirred.set()
         for _ in range(self._flushers):
             self._flushes.put(None)
         for _ in range(self._workers):
@@ -129,11 +168,12 @@ class Background:
         self.close()
 
 
-def _guarded(step: Callable[[], object]) -> None:
-    """A store that fails must not end the thread that drives the others."""
+def _guarded(step: Callable[[], object]) -> bool:
+    """What a step says; one that fails must not end the thread that drives the others."""
     try:
-        step()
+        return bool(step())
     except QuiverError as error:
         _log.warning(BACKGROUND_FAILED, code=error.code, error=str(error))
     except Exception:
         _log.exception(BACKGROUND_FAILED, code="bug")
+    return False

@@ -114,6 +114,8 @@ class Delivery:
         """A handle for a claim; ``None`` if the data is gone, which ends the claim too."""
         try:
             meta = self.reader.meta(ref)
+            self._metrics.counter(m.SUBSCRIBER_DELIVERED, subscriber=subscriber.name).add()
+            return ClaimedBundle(_Resolver(self, subscriber), ref, meta)
         except BundleGone as gone:
             if _give_back(subscriber, ref, lost=gone.details.get("outcome") == "lost"):
                 return None
@@ -121,8 +123,6 @@ class Delivery:
         except BaseException:
             subscriber.release(ref)  # a claim must not leak when reading fails
             raise
-        self._metrics.counter(m.SUBSCRIBER_DELIVERED, subscriber=subscriber.name).add()
-        return ClaimedBundle(_Resolver(self, subscriber), ref, meta)
 
     def wait(self, subscriber: Subscriber, timeout: float | None) -> bool:
         """Wait until something may be there for a subscriber; ``False`` when time is up."""
@@ -157,11 +157,13 @@ class Delivery:
     # Outcomes
 
     def ack(self, subscriber: Subscriber, ref: BundleRef) -> Outcome:
+        self._check_open()  # it could not become durable any more
         outcome = subscriber.ack(ref)
         self._metrics.counter(m.SUBSCRIBER_ACKED, subscriber=subscriber.name).add()
         return outcome
 
     def reject(self, subscriber: Subscriber, ref: BundleRef, reason: str) -> Outcome:
+        self._check_open()
         outcome = subscriber.reject(ref)
         self._metrics.counter(m.SUBSCRIBER_REJECTED, subscriber=subscriber.name).add()
         self._log.info(BUNDLE_REJECTED, subscriber=subscriber.name, ref=str(ref), reason=reason)

@@ -30,7 +30,7 @@ from quiver.config import Config
 from quiver.delivery import Start
 from quiver.disk.disk import Disk
 from quiver.disk.lock import StoreLock
-from quiver.errors import Poisoned, QuiverError, StorageFull, StoreClosed, WaitTimeout
+from quiver.errors import InvalidInput, Poisoned, QuiverError, StorageFull, StoreClosed, WaitTimeout
 from quiver.events import (
     STORE_CLOSED,
     STORE_OPENED,
@@ -236,29 +236,25 @@ class Store:
         known one resumes where it was, whatever ``start`` says.
         """
         self._check_open()
+        chosen = _order(order)
         with self._lock:
             growing = self._tail.growing
             visible = self._tail.durable_count(growing)
         latest = BundleRef(growing, visible)
         position = self._delivery.start_ref(start, latest, self._parts.catalog.infos)
         known = any(one.name == name for one in self._registry.subscribers())
-        subscriber = self._registry.register(name, position)
+        subscriber = self._upkeep.records.guarded(lambda: self._registry.register(name, position))
         if not known:
             self._upkeep.records.checkpoint()
             self._watch_lag(subscriber)
             self._logger.info(SUBSCRIBER_REGISTERED, subscriber=name, start=str(position))
-        return self._subscription(name, order, follow, subscriber)
-
-    def _subscription(
-        self, name: str, order: str, follow: bool, subscriber: Subscriber
-    ) -> Subscription:
         return Subscription(
             self._delivery,
             subscriber,
             clock=self._clock,
             flush=self.flush_progress,
             nudge=self._nudge,
-            order=Order(order),
+            order=chosen,
             follow=follow,
         )
 
@@ -487,7 +483,7 @@ class Store:
         self._upkeep.admission.measure()
         if self._upkeep.is_due():
             background.work_soon(self)
-        return self._tail.segment_count > 0
+        return self._upkeep.will_be_due
 
     def left_alone(self) -> None:
         """The background has ended: go on without. Who waited for it does the work now."""
@@ -558,3 +554,11 @@ class Store:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _order(order: str) -> Order:
+    try:
+        return Order(order)
+    except ValueError:
+        choices = " or ".join(f"{one.value!r}" for one in Order)
+        raise InvalidInput(f"there is no order {order!r}.", advice=f"Use {choices}.") from None

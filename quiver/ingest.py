@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from quiver import metrics as m
 from quiver.clock import Clock, IngestionClock
 from quiver.config import Config
-from quiver.errors import Backpressure, QuiverError, Reason
+from quiver.errors import Backpressure, IoFault, QuiverError, Reason
 from quiver.format.record import BundleMeta
 from quiver.format.state import KeyRecord
 from quiver.format.wal_entry import (
@@ -102,8 +102,19 @@ class Ingest:
         refusal = self._refusal(prepared)
         if refusal is not None:
             return refusal
-        self._log_names()
-        return self._place(prepared)
+        try:
+            self._log_names()
+            return self._place(prepared)
+        except QuiverError:
+            raise
+        except BaseException as exc:
+            # An interrupt: the log may have an entry that memory lacks, and the next bundle
+            # would get its ref.  What was staged before is as good as ever.
+            self.closed = IoFault(
+                f"a put was interrupted half way: {exc!r}.",
+                advice="Close the store and open it again; nothing that was durable is lost.",
+            )
+            raise
 
     def _repeat(self, key: str, content_hash: bytes) -> Receipt | None:
         record = self.window.find(key, content_hash, self._clock.now_ns())

@@ -114,6 +114,7 @@ class Puts:
         if background is not None:
             if commits is not None and not commits.gather:
                 background.flush_soon(self._store)
+            background.watch(self._store)
             if full:
                 background.work_soon(self._store)
         elif full:

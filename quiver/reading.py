@@ -27,7 +27,7 @@ class Reader:
         self,
         tail: Tail,
         catalog: Catalog,
-        on_damage: Callable[[int, SegmentDamage], None],
+        on_damage: Callable[[SegmentInfo, SegmentDamage], None],
     ) -> None:
         self._tail = tail
         self._catalog = catalog
@@ -45,11 +45,15 @@ class Reader:
         found = self._tail.find(seq)
         if found is not None:
             return found
+        info = self._catalog.info(seq)
         try:
             reader = self._catalog.reader(seq)
             return reader, len(reader)
         except SegmentDamage as damage:
-            self._on_damage(seq, damage)
+            self._damaged(info, damage)
+        except NotFound:
+            if info is None:
+                raise
         found = self._tail.find(seq)  # it may have been rebuilt from the log
         if found is not None:
             return found
@@ -63,6 +67,11 @@ class Reader:
                 segment=seq,
                 outcome="lost",
             ) from None
+
+    def _damaged(self, info: SegmentInfo | None, damage: SegmentDamage) -> None:
+        """``info`` is what was known before the read: it says which file was read."""
+        if info is not None:
+            self._on_damage(info, damage)
 
     def _segment_of(self, ref: BundleRef) -> OpenSegment | SegmentReader:
         segment, count = self.find(ref.segment_seq)
@@ -86,6 +95,7 @@ class Reader:
 
     def encoded(self, ref: BundleRef, slots: Collection[int] | None = None) -> list[EncodedSlot]:
         """A bundle as messages, to be sent on; its slots in ascending order."""
+        info = self._catalog.info(ref.segment_seq)
         segment = self._segment_of(ref)
         if isinstance(segment, OpenSegment):
             found = segment.slots(ref.bundle_index)
@@ -93,7 +103,7 @@ class Reader:
         try:
             return segment.encoded(ref.bundle_index, slots)
         except SegmentDamage as damage:
-            self._on_damage(ref.segment_seq, damage)
+            self._damaged(info, damage)
             raise
 
     def read(
@@ -103,6 +113,7 @@ class Reader:
         columns: Mapping[int, Sequence[str]] | None = None,
     ) -> dict[int, pa.RecordBatch]:
         """The batches of a bundle by slot id: all, or only the slots and columns named."""
+        info = self._catalog.info(ref.segment_seq)
         segment = self._segment_of(ref)
         try:
             found = segment.read(ref.bundle_index, slots, columns)
@@ -112,5 +123,5 @@ class Reader:
         except SlotNotInBundle:  # the caller's mistake, not the file's
             raise
         except SegmentDamage as damage:
-            self._on_damage(ref.segment_seq, damage)
+            self._damaged(info, damage)
         return self._segment_of(ref).read(ref.bundle_index, slots, columns)

@@ -25,6 +25,7 @@ class Receipt:
 
     __slots__ = (
         "_error",
+        "_repeats",
         "_waiter",
         "done",
         "duplicate",
@@ -56,12 +57,15 @@ class Receipt:
         self.duplicate = False
         self.done = False
         self._error: QuiverError | None = None
+        self._repeats: list[Receipt] | None = None
         self._waiter = waiter
 
     def complete(self, error: QuiverError | None = None) -> None:
         """Called once, by whoever made it durable or found that it can't be."""
         self._error = error
         self.done = True
+        for repeat in self._repeats or ():
+            repeat.complete(error)
 
     @property
     def durable(self) -> bool:
@@ -89,7 +93,7 @@ class Receipt:
 class DuplicateReceipt(Receipt):
     """The answer to a repeat: the first bundle's ref, durable when the first one is."""
 
-    __slots__ = ("_first",)
+    __slots__ = ()
 
     def __init__(self, first: Receipt) -> None:
         super().__init__(
@@ -101,16 +105,10 @@ class DuplicateReceipt(Receipt):
             key=first.key,
             waiter=first._waiter,
         )
-        self._first = first
         self.duplicate = True
+        # Made under the ingest lock, completed without: told by the first, or told now.
+        if first._repeats is None:
+            first._repeats = []
+        first._repeats.append(self)
         if first.done:
             self.complete(first.error)
-
-    def wait(self, timeout: float | None = None) -> Receipt:
-        if not self.done:
-            try:
-                self._first.wait(timeout)
-            finally:
-                if self._first.done:
-                    self.complete(self._first.error)
-        return super().wait(timeout)

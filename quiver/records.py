@@ -7,22 +7,25 @@ them must still work on a full disk: that is what the reserve is for.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from quiver import metrics as m
 from quiver.errors import StorageFull
 from quiver.events import DISK_FULL, DISK_RECOVERED
 from quiver.format.floor import FLOOR_PATH, Floor, encode_floor, gone_below
 from quiver.format.state import STATE_NAME, Checkpoint, encode_state
+from quiver.gate import Gate
 from quiver.parts import Parts
+
+T = TypeVar("T")
 
 
 class Records:
     """Writes the small files; ``lock`` is upkeep's: one writer at a time."""
 
-    def __init__(self, parts: Parts, lock: threading.RLock, floor: Floor, state: Checkpoint):
+    def __init__(self, parts: Parts, lock: Gate, floor: Floor, state: Checkpoint):
         self._parts = parts
         self._lock = lock
         self._floor = floor
@@ -62,7 +65,7 @@ class Records:
                 loss_totals=parts.ledger.totals,
             )
             try:
-                self._guarded(lambda: parts.disk.replace(STATE_NAME, encode_state(state)))
+                self.guarded(lambda: parts.disk.replace(STATE_NAME, encode_state(state)))
             except BaseException:
                 parts.ledger.dirty = parts.ledger.dirty or ledger_was_dirty
                 raise
@@ -112,7 +115,7 @@ class Records:
             self._write_floor(floor)
 
     def _write_floor(self, floor: Floor) -> None:
-        self._guarded(lambda: self._parts.disk.replace(FLOOR_PATH, encode_floor(floor)))
+        self.guarded(lambda: self._parts.disk.replace(FLOOR_PATH, encode_floor(floor)))
         self._floor = floor
 
     def mark_log_begun(self, first: int) -> None:
@@ -125,22 +128,21 @@ class Records:
     def flush_progress(self, names: tuple[str, ...] | None = None) -> int:
         """Make outcomes durable; how many files were written."""
         self.last_progress = self._parts.clock.monotonic()
-        written: list[int] = []
-        self._guarded(lambda: written.append(self._parts.registry.flush(names)))
-        self._parts.metrics.counter(m.PROGRESS_WRITES).add(written[-1])
-        return written[-1]
+        written = self.guarded(lambda: self._parts.registry.flush(names))
+        self._parts.metrics.counter(m.PROGRESS_WRITES).add(written)
+        return written
 
     # A full disk
 
-    def _guarded(self, write: Callable[[], object]) -> None:
+    def guarded(self, write: Callable[[], T]) -> T:
         """A small write that must work on a full disk: the reserve is there for it."""
         try:
-            write()
+            return write()
         except StorageFull:
             self.note_full()
             if not self._parts.reserve.release():
                 raise
-            write()
+            return write()
 
     def note_full(self) -> None:
         """The disk said that it is full."""

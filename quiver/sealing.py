@@ -8,13 +8,13 @@ again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Final
 
 from quiver import metrics as m
 from quiver.errors import Poisoned, QuiverError, StorageFull
 from quiver.events import SEGMENT_FINALIZE_FAILED, SEGMENT_FINALIZED
+from quiver.gate import Gate
 from quiver.parts import Parts
 from quiver.records import Records
 from quiver.segment.accumulator import OpenSegment
@@ -30,7 +30,7 @@ class Sealing:
     def __init__(
         self,
         parts: Parts,
-        lock: threading.RLock,
+        lock: Gate,
         records: Records,
         on_sealed: Callable[[], None],
     ) -> None:
@@ -54,6 +54,9 @@ class Sealing:
         try:
             while self.seal_one():
                 count += 1
+            if not count:  # what a failed try left behind must not fill the log for good
+                with self._lock:
+                    self.retire_log()
         except QuiverError as error:
             return count, error
         return count, None
@@ -78,11 +81,13 @@ class Sealing:
                 receipts = parts.ingest.unsealed.pop(segment.seq, ())
                 growing = parts.growing()
                 parts.ingest.settle_sealed(receipts)
-            parts.registry.observe(info.seq, info.bundle_count)
-            parts.registry.advance_open(growing)
-            for receipt in receipts:
-                receipt.complete()
-            self._on_sealed()
+            try:
+                parts.registry.observe(info.seq, info.bundle_count)
+                parts.registry.advance_open(growing)
+            finally:  # nobody else knows these receipts any more
+                for receipt in receipts:
+                    receipt.complete()
+                self._on_sealed()
             self._count(trigger, info.file_bytes, parts.clock.monotonic() - began)
             parts.log.debug(
                 SEGMENT_FINALIZED, segment=info.seq, bundles=info.bundle_count, trigger=trigger
@@ -109,9 +114,13 @@ class Sealing:
             closed = parts.tail.closed
             return closed[0] if closed and parts.tail.is_durable(closed[0]) else None
 
+    def try_later(self) -> None:
+        """Something failed: no tick of the background tries again before its time."""
+        self.retry_at = self._parts.clock.monotonic() + RETRY_SECONDS
+
     def _failed(self, segment: OpenSegment, error: QuiverError) -> None:
         parts = self._parts
-        self.retry_at = parts.clock.monotonic() + RETRY_SECONDS
+        self.try_later()
         parts.metrics.counter(m.SEGMENT_FINALIZE_FAILED).add()
         parts.log.warning(SEGMENT_FINALIZE_FAILED, segment=segment.seq, error=str(error))
         if isinstance(error, StorageFull):

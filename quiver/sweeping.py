@@ -8,7 +8,6 @@ crash can interrupt anywhere.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,10 +22,13 @@ from quiver.events import (
     STORE_DEGRADED,
 )
 from quiver.format.state import Loss
+from quiver.gate import Gate
 from quiver.parts import Parts
 from quiver.records import Records
 from quiver.retention import Eviction, Held, evictable, plan
 from quiver.segment.accumulator import OpenSegment
+from quiver.segment.catalog import Quarantined
+from quiver.segment.info import SegmentInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Sweeping:
     def __init__(
         self,
         parts: Parts,
-        lock: threading.RLock,
+        lock: Gate,
         records: Records,
         rebuild: Callable[[int], OpenSegment | None],
     ) -> None:
@@ -156,24 +158,22 @@ class Sweeping:
 
     # Damage
 
-    def lose(self, seq: int, damage: Damage) -> None:
-        """A segment failed its check while being read: rebuild it, or record the loss."""
-        parts = self._parts
+    def lose(self, info: SegmentInfo, damage: Damage) -> None:
+        """A segment failed its check while being read: rebuild it, or record the loss.
+
+        Several may find out at once.  The first one's work must not be undone by the
+        others: the file they talk about is not the one that is there now.
+        """
+        parts, seq = self._parts, info.seq
         with self._lock:
-            info = parts.catalog.info(seq)
-            if info is None:
+            if parts.catalog.info(seq) is not info:
                 return
             parts.metrics.counter(m.DAMAGE, code=damage.code).add()
             rebuilt = self._rebuild(seq)
-            aside = parts.catalog.quarantine(seq, damage)
-            parts.metrics.counter(m.SEGMENT_QUARANTINED).add()
-            parts.log.error(SEGMENT_QUARANTINED, segment=seq, file=aside.path, error=str(damage))
             if rebuilt is not None and rebuilt.bundle_count == info.bundle_count:
-                # In memory again, as after a crash: readable now, written in its turn.
-                with parts.lock:
-                    parts.tail.adopt([rebuilt])
-                parts.log.warning(SEGMENT_REBUILT, segment=seq)
+                self._go_back_to_memory(rebuilt, damage)
                 return
+            aside = self._set_aside(seq, damage)
             counts = parts.registry.drop_segment(seq, info.bundle_count)
             self._note_loss(
                 Loss(seq, info.bundle_count, info.nbytes, "damaged", parts.clock.now_ns(), counts),
@@ -183,6 +183,26 @@ class Sweeping:
             self._records.checkpoint()
             self._records.keep_floor()
             parts.registry.forget(seq)
+
+    def _go_back_to_memory(self, rebuilt: OpenSegment, damage: Damage) -> None:
+        """As after a crash: readable now, written in its turn. Never in neither place."""
+        parts = self._parts
+        with parts.lock:
+            parts.tail.adopt([rebuilt])
+        try:
+            self._set_aside(rebuilt.seq, damage)
+        except BaseException:
+            with parts.lock:
+                parts.tail.remove(rebuilt.seq)
+            raise
+        parts.log.warning(SEGMENT_REBUILT, segment=rebuilt.seq)
+
+    def _set_aside(self, seq: int, damage: Damage) -> Quarantined:
+        parts = self._parts
+        aside = parts.catalog.quarantine(seq, damage)
+        parts.metrics.counter(m.SEGMENT_QUARANTINED).add()
+        parts.log.error(SEGMENT_QUARANTINED, segment=seq, file=aside.path, error=str(damage))
+        return aside
 
     def _note_loss(self, loss: Loss, problem: str) -> None:
         parts = self._parts

@@ -10,22 +10,23 @@ crash can interrupt anywhere:
 :mod:`quiver.admission`      what puts are told when room is short
 ===========================  ==========================================================
 
-One thread at a time does upkeep (``lock``), and never while it holds the ingest lock.
+One thread at a time does upkeep (:class:`~quiver.gate.Gate`), never while it holds the
+ingest lock, and not any more once the store is closed.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 from quiver import metrics as m
 from quiver.admission import Admission
-from quiver.errors import Backpressure, Reason, StorageFull
+from quiver.errors import Backpressure, QuiverError, Reason, StorageFull
 from quiver.events import STORE_DEGRADED
 from quiver.format.floor import Floor
 from quiver.format.state import Checkpoint
+from quiver.gate import Gate
 from quiver.memory import MemoryShare
 from quiver.parts import Parts
 from quiver.records import Records
@@ -37,7 +38,7 @@ from quiver.tail import Trigger
 
 SWEEP_SECONDS: Final = 1.0
 IDLE_WATERMARK_SECONDS: Final = 0.25
-TIDY_LOG_BYTES: Final = 4096
+TIDY_LOG_BYTES: Final = 512
 """A log larger than this is not left behind by a clean close: segments have it all."""
 
 
@@ -55,7 +56,7 @@ class Upkeep:
         on_sealed: Callable[[], None],
     ) -> None:
         self._parts = parts
-        self._lock = lock = threading.RLock()
+        self._lock = lock = Gate()
         self.records = Records(parts, lock, floor, state)
         self.sealing = Sealing(parts, lock, self.records, on_sealed)
         self.sweeping = Sweeping(parts, lock, self.records, rebuild)
@@ -83,6 +84,14 @@ class Upkeep:
             or self._needs_watermark(now)
         )
 
+    @property
+    def will_be_due(self) -> bool:
+        """Whether something is in memory that has to reach the disk before long."""
+        parts = self._parts
+        if parts.disk.poison.cause is not None:
+            return False
+        return parts.tail.segment_count > 0 or parts.registry.changes != self._swept_acks
+
     def _watches_the_clock(self) -> bool:
         retention = self._parts.config.retention
         return (
@@ -108,25 +117,34 @@ class Upkeep:
         A segment that can't be written is no reason to leave the rest undone; unless the
         disk is just full, which passes, its error is raised at the end.
         """
-        parts = self._parts
         with self._lock:
-            self.admission.measure()
-            early, need = self.admission.take_pressure()
             self.sealing.retry_at = 0.0
-            self._close_open_segment(early)
-            sealed, failure = self.sealing.try_all()
-            acks = parts.registry.changes
-            files = self.records.flush_progress()
-            swept = self.sweeping.sweep(need)
-            self._swept_acks = acks
-            self.records.look_for_room()
-            if parts.wal is not None and parts.wal.watermark():
-                parts.wal.commit()
-            self.sealing.rotate_old_log()
-            self.admission.measure(again=sealed > 0)
+            try:
+                done, failure = self._round()
+            except QuiverError:
+                self.sealing.try_later()
+                raise
             if failure is not None and not isinstance(failure, StorageFull):
                 raise failure
-            return replace(swept, sealed=sealed, progress_files=files)
+            return done
+
+    def _round(self) -> tuple[Maintenance, QuiverError | None]:
+        """What was done, and why segments could not be written, if so."""
+        parts = self._parts
+        self.admission.measure()
+        early, need = self.admission.take_pressure()
+        self._close_open_segment(early)
+        sealed, failure = self.sealing.try_all()
+        acks = parts.registry.changes
+        files = self.records.flush_progress()
+        swept = self.sweeping.sweep(need)
+        self._swept_acks = acks
+        self.records.look_for_room()
+        if parts.wal is not None and parts.wal.watermark() and not parts.wal.commit():
+            self.sealing.try_later()  # it is still wanted, and a tick is soon
+        self.sealing.rotate_old_log()
+        self.admission.measure(again=sealed > 0)
+        return replace(swept, sealed=sealed, progress_files=files), failure
 
     def _close_open_segment(self, early: bool) -> None:
         tail = self._parts.tail
@@ -202,6 +220,10 @@ class Upkeep:
         self.sweeping.problems += problems
         for problem in problems:
             self._parts.log.error(STORE_DEGRADED, problem=problem)
+
+    def shut(self, error: QuiverError) -> None:
+        """The store is closed: whoever comes late to do upkeep gets ``error``."""
+        self._lock.shut(error)
 
     def finish(self) -> None:
         """Before closing: everything written, all progress durable, the log sealed and small."""

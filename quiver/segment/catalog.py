@@ -143,7 +143,8 @@ class Catalog:
                 self._readers.move_to_end(seq)
                 return found
             verify = seq not in self._verified
-            if seq not in self._infos:
+            info = self._infos.get(seq)
+            if info is None:
                 raise _gone(seq)
         # Opening reads the whole file once: others must not wait for that.
         try:
@@ -151,14 +152,14 @@ class Catalog:
         except FileNotFoundError:
             raise _gone(seq) from None
         with self._lock:
-            return self._keep(seq, opened)
+            return self._keep(seq, opened, info)
 
-    def _keep(self, seq: int, opened: SegmentReader) -> SegmentReader:
+    def _keep(self, seq: int, opened: SegmentReader, info: SegmentInfo) -> SegmentReader:
         if opened.source.mapping is not None:
             self._forget_unmapped()
             self._mappings.setdefault(seq, []).append(opened.source.mapping)
-        if seq not in self._infos:
-            return opened  # removed meanwhile: good for this one use
+        if self._infos.get(seq) is not info:
+            return opened  # removed or replaced meanwhile: good for this one use
         self._verified.add(seq)
         kept = self._readers.setdefault(seq, opened)
         self._readers.move_to_end(seq)
@@ -204,6 +205,11 @@ class Catalog:
         record = Quarantined(seq, target, error)
         self.quarantined.append(record)
         return record
+
+    def close(self) -> None:
+        """Let go of the readers kept; batches that somebody holds stay whole."""
+        with self._lock:
+            self._readers.clear()
 
     def _drop(self, seq: int) -> None:
         info = self._infos.pop(seq, None)

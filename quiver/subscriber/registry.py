@@ -33,6 +33,7 @@ class Registry:
         self._totals: dict[int, int] = {}  # visible bundles of each segment
         self._open_segment = 0
         self._activated = False
+        self._shut: QuiverError | None = None
 
     # Start-up: load, register, activate
 
@@ -67,6 +68,8 @@ class Registry:
         """Resume a known subscriber, or make a new one at ``start``; durable on return."""
         subscriber_id(name)
         with self._membership:
+            if self._shut is not None:
+                raise self._shut.with_traceback(None)
             with self._lock:
                 subscriber = self._subscribers.get(name)
                 known = subscriber is not None
@@ -146,10 +149,12 @@ class Registry:
         """Names of the subscribers that hold data and have nobody to take it."""
         return [one.name for one in self.subscribers() if one.status is Status.ORPHAN]
 
-    def wake_all(self) -> None:
-        """Let everyone who waits look again."""
-        for subscriber in self.subscribers():
-            subscriber.wake()
+    def shut(self, error: QuiverError) -> None:
+        """The store is closed: nobody comes any more, no file is written, all who wait look."""
+        with self._membership:
+            self._shut = error
+            for subscriber in self.subscribers():
+                subscriber.shut(error)
 
     # Segments that come and go
 

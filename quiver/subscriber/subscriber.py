@@ -16,7 +16,14 @@ from itertools import islice
 from typing import Final
 
 from quiver.disk.disk import Disk
-from quiver.errors import BundleGone, Busy, InvalidInput, NotFound, UnknownSubscriber
+from quiver.errors import (
+    BundleGone,
+    Busy,
+    InvalidInput,
+    NotFound,
+    QuiverError,
+    UnknownSubscriber,
+)
 from quiver.ids import BundleRef
 from quiver.subscriber.doorbell import Doorbell
 from quiver.subscriber.progress import keep_progress, remove_progress
@@ -50,6 +57,7 @@ class Subscriber:
         self._writing = threading.Lock()  # one flush at a time; taken before _lock
         self._abandoned: deque[BundleRef] = deque()
         self._bell = Doorbell()
+        self._shut: QuiverError | None = None
 
     # Taking bundles
 
@@ -82,7 +90,8 @@ class Subscriber:
         with self._bell.armed() as heard:
             with self._lock:
                 self._take_back()
-                if self._state.next_ref() is not None:
+                # Who is gone isn't rung for any more: the next look says so.
+                if self._state.next_ref() is not None or self.status is Status.GONE:
                     return True
             return heard(timeout)
 
@@ -208,7 +217,8 @@ class Subscriber:
     @property
     def outstanding(self) -> int:
         """Bundles that are visible and not done: the lag, in bundles."""
-        return self._state.outstanding
+        with self._lock:  # a seek counts anew from 0
+            return self._state.outstanding
 
     @property
     def claimed(self) -> int:
@@ -238,6 +248,8 @@ class Subscriber:
     def flush(self, open_segment: int) -> bool:
         """Make every outcome so far durable; ``False`` if they were already."""
         with self._writing:
+            if self._shut is not None:
+                raise self._shut.with_traceback(None)
             with self._lock:
                 if not self.dirty:
                     return False
@@ -246,6 +258,12 @@ class Subscriber:
             keep_progress(self._disk, self.name, progress)
             self._durable_changes = changes
             return True
+
+    def shut(self, error: QuiverError) -> None:
+        """The store is closed, its files may be another's: nothing is written any more."""
+        with self._writing:
+            self._shut = error
+        self.wake()
 
     def leave(self) -> int:
         """Remove the file and give up what is left; how many bundles that were.

@@ -15,6 +15,7 @@ makes it happen before anybody waits.
 
 from __future__ import annotations
 
+import threading
 from typing import Protocol
 
 from quiver.clock import Clock, SystemClock
@@ -39,7 +40,7 @@ class Commits:
         self._interval = config.flush_interval
         self._max_group = config.max_group
         self._finished = writer.finished
-        self._leading = False
+        self._leader: int | None = None  # the thread that commits for all
         self._since: float | None = None
         self.gather = False
         """Set when somebody else commits, by time: then waiting only waits."""
@@ -47,17 +48,23 @@ class Commits:
     def wait(self, receipt: Waitable, timeout: float | None = None) -> None:
         """Return when the receipt is done; lead the commit if nobody else does."""
         deadline = None if timeout is None else self._clock.monotonic() + timeout
+        me = threading.get_ident()
         while not receipt.done:
-            if self._take_lead(receipt, deadline) and not self._lead() and not receipt.done:
-                raise StoreClosed("nothing is staged for this receipt any more.")
+            try:
+                leads = self._take_lead(me, receipt, deadline)
+                if leads and not self._writer.commit() and not receipt.done:
+                    raise StoreClosed("nothing is staged for this receipt any more.")
+            finally:  # also when interrupted: nobody leads while somebody seems to
+                if self._leader == me:
+                    self._step_down()
 
-    def _take_lead(self, receipt: Waitable, deadline: float | None) -> bool:
+    def _take_lead(self, me: int, receipt: Waitable, deadline: float | None) -> bool:
         """Whether to lead; else someone did meanwhile, and the receipt may be done."""
         with self._finished:
             if receipt.done:
                 return False
-            if not self._leading and not self.gather:
-                self._leading = True
+            if self._leader is None and not self.gather:
+                self._leader = me
                 return True
             left = None if deadline is None else deadline - self._clock.monotonic()
             if left is not None and left <= 0:
@@ -65,13 +72,15 @@ class Commits:
             self._finished.wait(left)
             return False
 
-    def _lead(self) -> int:
-        try:
-            return self._writer.commit()
-        finally:
-            with self._finished:
-                self._leading = False
-                self._finished.notify_all()
+    def _step_down(self) -> None:
+        with self._finished:
+            self._leader = None
+            self._finished.notify_all()
+
+    def tell(self) -> None:
+        """Let all who wait look again: who leads may have changed."""
+        with self._finished:
+            self._finished.notify_all()
 
     def flush(self) -> None:
         """Commit everything that is staged now; failures are the receipts' to tell."""

@@ -35,6 +35,7 @@ class Group:
         "last_segment",
         "nbytes",
         "new_file",
+        "published",
         "receipts",
         "watermark",
     )
@@ -48,6 +49,7 @@ class Group:
         self.count = 0
         self.last_segment = -1
         self.watermark: int | None = None
+        self.published = False
 
 
 class Plan:

@@ -12,9 +12,10 @@ I/O: it is taken to pick a group up and to publish what became of it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from quiver.clock import Clock, SystemClock
@@ -94,6 +95,11 @@ class WalWriter:
     def file_count(self) -> int:
         """All log files, the spare included: never more than ``max_rotated_files``."""
         return self._files.file_count
+
+    @property
+    def rotations(self) -> int:
+        """How often a file was set aside for the next one."""
+        return self._files.rotations
 
     @property
     def file_age(self) -> float:
@@ -178,9 +184,11 @@ class WalWriter:
             with self._lock:
                 if not self._groups:
                     return 0
-                group = self._groups.popleft()
+                group = self._groups[0]
             began = self._clock.monotonic()
             try:
+                with self._lock:
+                    self._groups.popleft()  # only now that an interrupt can't lose it
                 self._files.append(group, self.position)
             except QuiverError as error:
                 self._drop(group, error)
@@ -189,24 +197,31 @@ class WalWriter:
                 # An interrupt, or a bug: nobody knows how far it came, so it goes back.
                 self._drop(group, IoFault(f"a write to the log was interrupted: {exc!r}."))
                 raise
-            self._publish(group)
+            try:
+                self._publish(group)
+            finally:
+                if not group.published:  # interrupted: it is on disk, so that must be said
+                    self._publish(group)
         self.on_group(group.nbytes, self._clock.monotonic() - began)
         return group.count
 
     def _publish(self, group: Group) -> None:
-        self._files.confirm()
         try:
+            self._files.confirm()
             with self._lock:
-                self.durable_before = group.first + group.count
-                self.position += group.nbytes
-                self.staged_bytes -= group.nbytes
-                if group.watermark is not None:
-                    self._watermark = group.watermark
-                self.on_durable(self.durable_before)
+                if not group.published:
+                    group.published = True
+                    self.durable_before = group.first + group.count
+                    self.position += group.nbytes
+                    self.staged_bytes -= group.nbytes
+                    if group.watermark is not None:
+                        self._watermark = group.watermark
+                    self.on_durable(self.durable_before)
         finally:
-            for receipt in group.receipts:
-                receipt.complete(None)
-            self._tell()
+            if group.published:
+                for receipt in group.receipts:
+                    receipt.complete(None)
+                self._tell()
 
     def _tell(self) -> None:
         with self.finished:
@@ -258,8 +273,12 @@ class WalWriter:
 
     @property
     def wants_watermark(self) -> bool:
-        """Whether the last group was synced and nothing says so yet."""
-        return not self._groups and self.durable_before > self._watermark + 1
+        """Whether the last group was synced and nothing says so yet, and there is room to."""
+        return (
+            not self._groups
+            and self.durable_before > self._watermark + 1
+            and self.room_for(control_size())
+        )
 
     def watermark(self) -> bool:
         """Stage a proof that the last group was synced, if nothing else will carry one.
@@ -268,7 +287,7 @@ class WalWriter:
         unfinished write.
         """
         with self._lock:
-            if not self.wants_watermark or not self.room_for(control_size()):
+            if not self.wants_watermark:
                 return False
             if self._closed or self._poison.cause:
                 return False
@@ -352,11 +371,17 @@ class WalWriter:
                 dropped = list(self._groups)
                 self._groups.clear()
                 self.staged_bytes = 0
+            for group in dropped:
+                for receipt in group.receipts:
+                    receipt.complete(StoreClosed("the store was closed before this was durable."))
+            self._tell()
             self._files.close()
-        for group in dropped:
-            for receipt in group.receipts:
-                receipt.complete(StoreClosed("the store was closed before this was durable."))
-        self._tell()
+
+    @contextlib.contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """Nothing is written and no file changes its name meanwhile: to read the log."""
+        with self._turn, self._files.names:
+            yield
 
 
 class _Outcome:

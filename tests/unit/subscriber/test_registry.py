@@ -15,6 +15,7 @@ from quiver.errors import (
     Poisoned,
     ProgressCorrupt,
     StorageFull,
+    StoreClosed,
     UnknownSubscriber,
 )
 from quiver.format.progress import Progress, SegmentProgress, decode_progress
@@ -394,15 +395,21 @@ def test_finalizing_is_news_only_for_who_is_done() -> None:
     assert stored(disk, "slow") == Progress(0, {0: SegmentProgress(2, 0b10)})
 
 
-def test_wake_all() -> None:
-    """Closing the store ends every wait."""
-    registry = started()
+def test_shut() -> None:
+    """Closing the store ends every wait; nobody comes any more and no file is written."""
+    registry = started(counts={0: 1})
     subscriber = registry.register("one")
+    subscriber.claim_next()
     thread = threading.Thread(target=lambda: subscriber.wait(30))
     thread.start()
     while thread.is_alive():
-        registry.wake_all()
+        registry.shut(StoreClosed("closed."))
         thread.join(0.001)
+    subscriber.ack(BundleRef(0, 0))
+    with pytest.raises(StoreClosed):
+        subscriber.flush(1)
+    with pytest.raises(StoreClosed):
+        registry.register("late")
 
 
 # The walk-through of the architecture document
