@@ -33,6 +33,7 @@ class SlotTable:
         self.declared = declared is not None
         self._ids: dict[str, int] = {}
         self._names: dict[int, str] = {}
+        self._by_number: set[int] = set()
         for name, slot in (declared or {}).items():
             self.learn(name, slot)
 
@@ -49,6 +50,10 @@ class SlotTable:
             )
         self._ids[name] = slot
         self._names[slot] = name
+
+    def use(self, slot: int) -> None:
+        """Data is kept under this id, named or not: no new name may be given it."""
+        self._by_number.add(slot)
 
     def id_of(self, slot: str | int) -> int | None:
         """The id of a name (or of an id given as such); ``None`` for a new name."""
@@ -69,11 +74,12 @@ class SlotTable:
                 f"this store has no slot {slot}.",
                 advice=f"Its slots: {sorted(self._names)}.",
             )
+        self.use(slot)
         return slot
 
     def free_id(self, taken: Iterable[int] = ()) -> int:
-        """The lowest id without a name that isn't in ``taken``."""
-        used = self._names.keys() | set(taken)
+        """The lowest id that nothing is kept under and that isn't in ``taken``."""
+        used = self._names.keys() | self._by_number | set(taken)
         for slot in range(MAX_SLOTS):
             if slot not in used:
                 return slot

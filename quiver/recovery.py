@@ -266,6 +266,12 @@ class _Recovery:
                 known.update(info.slots)
         for name, slot in known.items():
             self._slots.learn(name, slot)
+        for info in self._catalog.infos:
+            for slot in info.unnamed:
+                self._slots.use(slot)
+        for segment in found.replay.segments:
+            for stream in segment.streams:
+                self._slots.use(stream.slot)
 
     def _window(self, found: Survey) -> KeyWindow:
         config = self._config.idempotency

@@ -56,12 +56,15 @@ class SegmentInfo:
     last_ts: int | None = None
     slots: tuple[tuple[str, int], ...] = ()
     """Names and ids of its slots, as far as they have names."""
+    unnamed: tuple[int, ...] = ()
+    """Ids of the others: slots put by number, and those of the Rust crate."""
 
     @classmethod
     def of(
         cls, seq: int, file_bytes: int, summary: Summary, entries: Sequence[StreamEntry]
     ) -> SegmentInfo:
         named = {(entry.slot_name, entry.slot_id) for entry in entries if entry.slot_name}
+        unnamed = {entry.slot_id for entry in entries if not entry.slot_name}
         return cls(
             seq,
             file_bytes,
@@ -73,6 +76,7 @@ class SegmentInfo:
             summary.first_ts,
             summary.last_ts,
             tuple(sorted(named)),
+            tuple(sorted(unnamed)),
         )
 
     @classmethod

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from quiver.disk.memory import MemoryDisk
+from quiver.disk.memory import MemoryDisk, MemoryFile, _Inode
 from quiver.disk.oplog import Durability, Op, Sync, settle
 
 Image: TypeAlias = Mapping[str, bytes]
@@ -29,20 +29,34 @@ class LostSync:
 Record: TypeAlias = Op | LostSync
 
 
+class Killed(BaseException):
+    """The process ends here. Not an ``Exception``: nobody in a dead process handles it."""
+
+
 class CrashDisk(MemoryDisk):
-    """Keeps its :attr:`records`; fails the fsync that a workload asks it to."""
+    """Keeps its :attr:`records`; fails a sync, or kills the process, when asked to."""
 
     def __init__(self, *, record: bool = True, capacity: int | None = None) -> None:
         super().__init__(record=record, capacity=capacity)
         self.records: list[Record] = []
         self.fail_syncs_in: int | None = None
         """Fail the file sync after so many good ones; ``None``: none."""
+        self.die_in: int | None = None
+        """Kill the process after so many more records; ``None``: it lives."""
+        self.dead = False
         self.watch: Callable[[Record], None] | None = None
         """Told of each record before it counts."""
+
+    def revive(self) -> None:
+        """Another process starts; what was written is still there, synced or not."""
+        self.dead = False
+        self.die_in = self.fail_syncs_in = self.capacity = None
+        self.locked.clear()
 
     def log(self, op: Op) -> None:
         if not self.record:
             return
+        self._live()
         if isinstance(op, Sync) and self.fail_syncs_in is not None:
             self.fail_syncs_in -= 1
             if self.fail_syncs_in < 0:
@@ -55,6 +69,45 @@ class CrashDisk(MemoryDisk):
         if self.watch is not None:
             self.watch(record)
         self.records.append(record)
+        if self.die_in is not None:
+            self.die_in -= 1
+            if self.die_in < 0:
+                self.dead = True
+                raise Killed
+
+    # A dead process changes nothing any more, whatever its handlers try
+
+    def _live(self) -> None:
+        if self.dead:
+            raise Killed
+
+    def grant(self, inode: _Inode, offset: int, length: int) -> int:
+        self._live()
+        return super().grant(inode, offset, length)
+
+    def fit(self, inode: _Inode, size: int) -> None:
+        self._live()
+        super().fit(inode, size)
+
+    def create(self, path: str) -> MemoryFile:
+        self._live()
+        return super().create(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self._live()
+        super().rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        self._live()
+        super().unlink(path)
+
+    def mkdir(self, path: str) -> None:
+        self._live()
+        super().mkdir(path)
+
+    def allocate(self, path: str, size: int) -> None:
+        self._live()
+        super().allocate(path, size)
 
 
 class Fold(Durability):

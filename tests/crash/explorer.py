@@ -9,6 +9,7 @@ recovery, and a little work behind it, is a record like any other.
 from __future__ import annotations
 
 import random
+import struct
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,9 +20,23 @@ from zlib import crc32
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
+from quiver.disk.oplog import Sync
 from quiver.engine import Store
-from tests.crash.disk import CrashDisk, Fold, Image
-from tests.crash.invariants import INVARIANTS, PROBES, Case, Violation, opens, same_again
+from quiver.errors import Damage
+from quiver.format.wal_header import HEADER_SIZE
+from quiver.wal.files import ACTIVE
+from tests.crash.disk import CrashDisk, Fold
+from tests.crash.invariants import (
+    INVARIANTS,
+    PROBES,
+    Case,
+    Violation,
+    durable_present,
+    no_phantom,
+    opens,
+    present_once,
+    same_again,
+)
 from tests.crash.look import Looker, View
 from tests.crash.oracle import Oracle
 from tests.crash.states import State, states
@@ -34,6 +49,9 @@ SECOND_CRASHES: Final = 0.01
 """Share of the states that are crashed again."""
 SECOND_STATES: Final = 30
 """Most states tried behind one second crash."""
+_ENTRY: Final = struct.Struct("<I9xQ12xQ")
+FLIPS: Final = 0.2
+"""Share of the synced groups before which a bit is flipped."""
 SECOND_SHARE: Final = 0.35
 """Share of the states behind a second crash that are tried."""
 
@@ -62,6 +80,7 @@ class Tally:
 
     states: int = 0
     second: int = 0
+    flips: int = 0
     points: int = 0
     workloads: int = 0
     seconds: float = 0.0
@@ -71,6 +90,7 @@ class Tally:
     def add(self, other: Tally) -> None:
         self.states += other.states
         self.second += other.second
+        self.flips += other.flips
         self.points += other.points
         self.workloads += other.workloads
         self.seconds += other.seconds
@@ -106,6 +126,7 @@ class Explorer:
         )
         tally.kinds[f"profile {workload.profile.name}"] += 1
         self._explore(workload, place)
+        self._damage(workload, place)
         if workload.violation is not None and not self.finished:
             self._found(f"{place}:run", workload.violation, workload)
         tally.seconds += time.monotonic() - began
@@ -144,6 +165,18 @@ class Explorer:
                 visit.checker.check(second, promised)
             except Violation as violation:
                 self._found(place, violation, visit.workload)
+
+    def _damage(self, workload: Workload, place: str) -> None:
+        """Flip a bit in synced entries of some states: that must not pass for a torn tail."""
+        checker = Checker(workload.now_ns)
+        for where, state, oracle in flips(workload.epochs, place):
+            if self.finished:
+                return
+            self.tally.flips += 1
+            try:
+                checker.damage(state, oracle)
+            except Violation as violation:
+                self._found(where, violation, workload)
 
     def _found(self, place: str, violation: Violation, workload: Workload) -> None:
         self.tally.findings.append(
@@ -193,11 +226,50 @@ def walk(
             point += 1
 
 
+def flips(epochs: list[Epoch], place: str) -> Iterator[tuple[str, State, Oracle]]:
+    """States in which one bit of a log entry is wrong, though a later one proves it synced."""
+    promised = Oracle()
+    for number, epoch in enumerate(epochs):
+        fold = Fold(epoch.files, epoch.directories)
+        notes = iter(epoch.notes)
+        upcoming = next(notes, None)
+        for done, record in enumerate(epoch.records, start=1):
+            fold.take(record)
+            while upcoming is not None and upcoming[0] <= done:
+                take(promised, upcoming[1])
+                upcoming = next(notes, None)
+            where = f"{place}:flip:{number}:{done}"
+            if not isinstance(record, Sync) or _draw(where) >= FLIPS:
+                continue
+            files = fold.image()
+            data = bytearray(files.get(ACTIVE, b""))
+            proven = proven_end(data)
+            if proven <= HEADER_SIZE:
+                continue
+            rng = random.Random(where)
+            data[rng.randrange(HEADER_SIZE, proven)] ^= 1 << rng.randrange(8)
+            yield where, State({**files, ACTIVE: bytes(data)}, fold.directories()), promised
+
+
+def proven_end(log: bytes | bytearray) -> int:
+    """Where the entries of a log file end that a later one in it proves to be synced."""
+    at, entries = HEADER_SIZE, []
+    while at + _ENTRY.size <= len(log):
+        length, sequence, synced = _ENTRY.unpack_from(log, at)
+        if not length:
+            break
+        entries.append((at, sequence, synced))
+        at += length + 8
+    newest = max((synced for _, _, synced in entries), default=0)
+    return next((start for start, sequence, _ in entries if sequence >= newest), at)
+
+
 def second_life(workload: Workload, state: State, oracle: Oracle, where: str) -> list[Epoch]:
     """The record of a recovery and of a little work behind it."""
     rng = random.Random(where)
+    assert oracle.config is not None
     world = World(
-        workload.config,
+        oracle.config,
         ManualClock(workload.now_ns),
         state=state,
         oracle=oracle.copy(),
@@ -219,7 +291,7 @@ class _Visit:
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        self.checker = Checker(workload.config, workload.now_ns)
+        self.checker = Checker(workload.now_ns)
         self._seen: set[tuple[int, str, int]] = set()
 
     def is_new(self, state: State, oracle: Oracle, life: str = "") -> bool:
@@ -235,21 +307,21 @@ class _Visit:
 class Checker:
     """Opens states of one workload and checks them."""
 
-    def __init__(self, config: Config, now_ns: int) -> None:
-        self._config = config
+    def __init__(self, now_ns: int) -> None:
         self._now_ns = now_ns
         self._looker = Looker()
         self._reopened: set[object] = set()
 
     def check(self, state: State, oracle: Oracle) -> None:
         """Raise :class:`Violation` if anything promised isn't so in this state."""
-        store, disk = self._open(state)
+        assert oracle.config is not None
+        store, disk = self._open(state, oracle.config)
         after = disk.image()
         view = self._looker.look(store, after)
         case = Case(oracle, store, disk, state.files, after, view, self._now_ns, {})
         for invariant in INVARIANTS:
             invariant(case)
-        self._again(after, disk.directories(), view)
+        self._again(State(after, disk.directories()), view, oracle.config)
         for probe in PROBES:
             try:
                 probe(case)
@@ -258,28 +330,46 @@ class Checker:
             except Exception as error:
                 raise Violation(probe.__name__, f"{type(error).__name__}: {error}") from error
 
-    def _open(self, state: State) -> tuple[Store, CrashDisk]:
+    def _open(self, state: State, config: Config) -> tuple[Store, CrashDisk]:
         disk = CrashDisk.from_image(state.files, state.directories, record=False)
         assert isinstance(disk, CrashDisk)
+        clock = ManualClock(self._now_ns)
         try:
-            store = Store(Disk(disk), self._config, where="crash", clock=ManualClock(self._now_ns))
+            store = Store(Disk(disk), config, where="crash", clock=clock)
         except Exception as error:
             raise opens(error) from error
         return store, disk
 
-    def _again(self, files: Image, directories: list[str], first: View) -> None:
+    def _again(self, state: State, first: View, config: Config) -> None:
         """Open once more; what lies in quarantine changes nothing and is left out."""
-        kept = {
-            path: data
-            for path, data in files.items()
+        kept = frozenset(
+            (path, data)
+            for path, data in state.files.items()
             if path != "LOCK" and not path.startswith("quarantine/")
-        }
-        key = frozenset(kept.items())
-        if key in self._reopened:
+        )
+        if (kept, id(config)) in self._reopened:
             return
-        self._reopened.add(key)
-        store, disk = self._open(State(dict(files), directories))
+        self._reopened.add((kept, id(config)))
+        store, disk = self._open(state, config)
         same_again(first, self._looker.look(store, disk.image()))
+
+    def damage(self, state: State, oracle: Oracle) -> None:
+        """A state with a damaged log must be refused, unless nothing is missing from it."""
+        assert oracle.config is not None
+        disk = CrashDisk.from_image(state.files, state.directories, record=False)
+        assert isinstance(disk, CrashDisk)
+        try:
+            store = Store(Disk(disk), oracle.config, where="crash", clock=ManualClock(self._now_ns))
+        except Damage:
+            return
+        after = disk.image()
+        view = self._looker.look(store, after)
+        case = Case(oracle, store, disk, state.files, after, view, self._now_ns, {})
+        for invariant in (no_phantom, present_once, durable_present):
+            try:
+                invariant(case)
+            except Violation as violation:
+                raise Violation("damage_noticed", str(violation)) from violation
 
 
 def check_place(place: str) -> tuple[Workload, State | None]:
@@ -287,6 +377,10 @@ def check_place(place: str) -> tuple[Workload, State | None]:
     parts = place.split(":")
     number, _, profile = parts[1].partition("@")
     workload = generate(int(parts[0]), int(number), int(profile) if profile else None)
+    if parts[2] == "flip":
+        state, oracle = _find(flips(workload.epochs, ":".join(parts[:2])), place)
+        Checker(workload.now_ns).damage(state, oracle)
+        return workload, state
     if parts[2] == "run":
         if workload.violation is not None:
             raise workload.violation
@@ -296,7 +390,7 @@ def check_place(place: str) -> tuple[Workload, State | None]:
     if len(parts) > 4:
         epochs = second_life(workload, state, oracle, first)
         state, oracle = _find(walk(epochs, first, workload.sector, oracle.copy()), place)
-    Checker(workload.config, workload.now_ns).check(state, oracle)
+    Checker(workload.now_ns).check(state, oracle)
     return workload, state
 
 

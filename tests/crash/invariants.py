@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from quiver.engine import Store
 from quiver.errors import Backpressure
+from quiver.format.floor import FLOOR_PATH, decode_floor
 from quiver.ids import BundleRef
 from quiver.receipt import Receipt
 from quiver.segment.info import SEGMENTS
@@ -112,9 +113,10 @@ def durable_present(case: Case) -> None:
     found = case.present()
     there = {ref.segment_seq for ref in case.view.bundles}
     for put in case.oracle.durable():
-        assert put.ref is not None
         if put.number in found:
             continue
+        if put.ref is None:
+            case.fail(durable_present, f"put {put.number} of the Rust crate is gone")
         segment = put.ref.segment_seq
         if segment in there:
             case.fail(durable_present, f"{put.ref} is missing from a segment that is there")
@@ -132,19 +134,23 @@ def same_names(case: Case) -> None:
     """A bundle has the ref, the sequence and the time that its receipt said."""
     for ref, put in case.numbers.items():
         meta = case.view.bundles[ref].meta
-        if put.ref is not None and (put.ref, put.sequence) != (ref, meta.sequence):
+        if put.ref is not None and (ref, meta.sequence) != (put.ref, put.sequence):
             case.fail(
                 same_names,
                 f"put {put.number} was {put.ref} with sequence {put.sequence},"
                 f" is {ref} with {meta.sequence}",
             )
-        if put.state == "durable" and put.ts != meta.ingestion_ts_ns:
+        if put.ts is not None and put.ts != meta.ingestion_ts_ns:
             case.fail(same_names, f"{ref} was taken at {put.ts}, now says {meta.ingestion_ts_ns}")
 
 
 def numbers_apart(case: Case) -> None:
     """No two bundles share a sequence, and those of one segment ascend."""
-    metas = sorted((ref, b.meta.sequence or 0) for ref, b in case.view.bundles.items())
+    metas = sorted(
+        (ref, b.meta.sequence)
+        for ref, b in case.view.bundles.items()
+        if b.meta.sequence is not None  # the Rust crate's segments say none
+    )
     sequences = [sequence for _, sequence in metas]
     if sorted(set(sequences)) != sequences:
         case.fail(numbers_apart, f"sequences by ref are {sequences}")
@@ -231,6 +237,14 @@ def no_strays(case: Case) -> None:
                 case.fail(no_strays, f"{path} is there, but the store doesn't know it")
 
 
+def decided_deletions_done(case: Case) -> None:
+    """A segment that the floor calls gone has no file after an open."""
+    floor = decode_floor(case.after[FLOOR_PATH])
+    for info in case.store._parts.catalog.infos:
+        if info.seq < floor.replay_floor and floor.is_gone(info.seq):
+            case.fail(decided_deletions_done, f"segment {info.seq} is there, and gone by the floor")
+
+
 INVARIANTS: Final[tuple[Callable[[Case], None], ...]] = (
     no_phantom,
     present_once,
@@ -243,6 +257,7 @@ INVARIANTS: Final[tuple[Callable[[Case], None], ...]] = (
     losses_on_record,
     bytes_accounted,
     no_strays,
+    decided_deletions_done,
 )
 
 # The store is used from here on
@@ -256,7 +271,7 @@ def keys_remembered(case: Case) -> None:
         (p for p in case.oracle.ever_durable() if p.key is not None),
         key=lambda p: p.sequence or 0,
     )
-    kept = [p for p in keyed[-config.window_count :] if p.ts > oldest]
+    kept = [p for p in keyed[-config.window_count :] if p.ts is not None and p.ts > oldest]
     remembered = case.store._parts.ingest.window._records
     for put in kept:
         if put.key not in remembered:
@@ -276,13 +291,11 @@ def goes_on(case: Case) -> None:
     if not receipt.durable:
         case.fail(goes_on, f"{receipt} is not durable after waiting")
     for put in case.oracle.ever_durable():
-        assert put.ref is not None
-        assert put.sequence is not None
-        if put.ref.segment_seq >= receipt.ref.segment_seq:
+        if put.ref is not None and put.ref.segment_seq >= receipt.ref.segment_seq:
             case.fail(goes_on, f"a new bundle is {receipt.ref}; segment of {put.ref} is as new")
-        if put.sequence >= receipt.sequence:
+        if put.sequence is not None and put.sequence >= receipt.sequence:
             case.fail(goes_on, f"sequence {receipt.sequence} was given out before: {put.ref}")
-        if put.ts > receipt.ingestion_ts_ns:
+        if put.ts is not None and put.ts > receipt.ingestion_ts_ns:
             case.fail(goes_on, "ingestion time went back")
     for bundle in case.view.bundles.values():
         if (bundle.meta.sequence or 0) >= receipt.sequence:

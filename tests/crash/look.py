@@ -93,7 +93,7 @@ class Looker:
 
 def _bundle(ref: BundleRef, row: Row, names: Mapping[int, str]) -> Bundle:
     meta, batches = row
-    return Bundle(ref, meta, {names.get(slot, f"#{slot}"): b for slot, b in batches.items()})
+    return Bundle(ref, meta, {names.get(slot, f"slot{slot}"): b for slot, b in batches.items()})
 
 
 def outcomes(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+from quiver.config import Config
 from quiver.ids import BundleRef
 from tests.crash.oracle import Oracle, Outcome, Put, Sub
 
@@ -61,6 +62,19 @@ class Durable:
         put = oracle.puts[self.number]
         put.ref, put.sequence, put.ts = self.ref, self.sequence, self.ts
         put.state = "durable"
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """A bundle of the Rust crate: durable, with a ref if it is in a segment already."""
+
+    number: int
+    ref: BundleRef | None
+    narrows: ClassVar[bool] = True
+
+    def apply(self, oracle: Oracle) -> None:
+        put = oracle.puts[self.number]
+        put.ref, put.state = self.ref, "durable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +224,9 @@ class Removal:
 class Settled:
     """A store was opened: what it shows is what there is, by the number of the put."""
 
-    found: Mapping[int, tuple[BundleRef, int, int]]
+    found: Mapping[int, tuple[BundleRef, int | None, int | None]]
     outcomes: Mapping[str, Mapping[BundleRef, Outcome]]
+    losses: frozenset[int]
     narrows: ClassVar[bool] = True
 
     def apply(self, oracle: Oracle) -> None:
@@ -224,6 +239,18 @@ class Settled:
                 put.state = "void"
             elif put.state == "durable":
                 put.state = "gone"
+        oracle.losses |= self.losses
         oracle.subs = {name: sub for name, sub in oracle.subs.items() if name in self.outcomes}
         for name, standing in self.outcomes.items():
             oracle.subs[name].settle(standing)
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """The store is opened with these settings from here on."""
+
+    config: Config
+    narrows: ClassVar[bool] = True
+
+    def apply(self, oracle: Oracle) -> None:
+        oracle.config = self.config

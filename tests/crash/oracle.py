@@ -16,6 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
 
+from quiver.config import Config
 from quiver.ids import BundleRef
 
 Outcome: TypeAlias = Literal["pending", "acked", "dropped"]
@@ -38,7 +39,7 @@ class Put:
     state: Literal["offered", "durable", "void", "gone"] = "offered"
     ref: BundleRef | None = None
     sequence: int | None = None
-    ts: int = 0
+    ts: int | None = None
 
 
 class Sub:
@@ -97,6 +98,8 @@ class Oracle:
         self.losses: set[int] = set()
         self.removals: dict[int, bool] = {}
         """Segments whose removal was ordered: had everyone durably finished them?"""
+        self.config: Config | None = None
+        """The settings the store is opened with from here on."""
         self.version = 0
 
     def copy(self) -> Oracle:
@@ -111,7 +114,7 @@ class Oracle:
             twin.phase = sub.phase
             twin._outcomes = dict(sub._outcomes)
             twin._possible = {ref: set(these) for ref, these in sub._possible.items()}
-        other.version = self.version
+        other.version, other.config = self.version, self.config
         other.losses = set(self.losses)
         other.removals = dict(self.removals)
         return other

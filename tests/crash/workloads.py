@@ -25,7 +25,10 @@ import pyarrow as pa
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.ids import BundleRef
+from tests.crash.disk import Killed
+from tests.crash.foreign import foreign_notes, foreign_state
 from tests.crash.invariants import Violation
+from tests.crash.states import State
 from tests.crash.world import Epoch, World, listening
 
 SLOTS: Final = ("Logs", "Spans", "Metrics", "Events")
@@ -55,6 +58,7 @@ _USUAL: Final[Weights] = {
     "close": 1,
     "kill": 2,
     "cut": 2,
+    "die": 4,
 }
 
 
@@ -66,6 +70,8 @@ class Profile:
     settings: Mapping[str, Any] = field(default_factory=dict)
     weights: Weights = field(default_factory=dict)
     steps: tuple[int, int] = (10, 26)
+    fixtures: tuple[str, ...] = ()
+    """Directories of the Rust crate to begin with."""
 
     @property
     def drops(self) -> bool:
@@ -141,7 +147,7 @@ PROFILES: Final = (
     Profile(
         "disk_full",
         _settings(reserve=512),
-        {"squeeze": 14, "burst": 20, "maintain": 8, "flush_progress": 8},
+        {"squeeze": 16, "gulp": 30, "repeat": 16, "maintain": 8, "flush_progress": 8},
         (16, 30),
     ),
     Profile("sealed", _settings(deliver="sealed"), {"consume": 20, "maintain": 10}),
@@ -154,7 +160,7 @@ PROFILES: Final = (
     Profile(
         "restarts",
         _settings(wal={"recycle": False}),
-        {"close": 8, "kill": 10, "cut": 10, "burst": 14},
+        {"close": 8, "kill": 6, "cut": 6, "die": 24, "burst": 14},
         (14, 30),
     ),
     Profile(
@@ -169,6 +175,20 @@ PROFILES: Final = (
         {"consume": 24, "drain": 14, "maintain": 24, "tick": 20, "seek": 4, "subscribe": 8},
         (18, 34),
     ),
+    Profile(
+        "foreign",
+        _settings(),
+        {"die": 8, "drain": 6, "close": 3},
+        (4, 12),
+        fixtures=("tiny-crashed", "tiny-clean"),
+    ),
+    Profile(
+        "switch",
+        _settings(segment={"max_bundles": 2}),
+        {"switch": 14, "die": 8, "close": 3},
+        (12, 24),
+    ),
+    Profile("jumpy", _settings(segment={"max_bundles": 2}), {"jump": 12, "drain": 8}),
 )
 
 
@@ -225,9 +245,15 @@ class _Generator:
         self._config = config_of(profile)
         self._sector = rng.choice(SECTORS)
         self._clock = ManualClock()
-        self._world = World(self._config, self._clock, may_drop=self._profile.drops)
+        self._world = World(
+            self._config, self._clock, may_drop=self._profile.drops, state=self._beginning()
+        )
         self._steps: list[str] = []
         self._keys = count()
+
+    def _beginning(self) -> State | None:
+        fixtures = self._profile.fixtures
+        return foreign_state(self._rng.choice(fixtures)) if fixtures else None
 
     def run(self, name: str) -> Workload:
         workload = Workload(
@@ -235,15 +261,36 @@ class _Generator:
         )
         with listening(self._world):
             try:
-                self._world.open()
+                self._begin()
                 for step in self._program():
                     self._steps.append(step)
-                    getattr(self, f"_{step}")()
+                    self._take(step)
                     self._clock.advance(0.01)
             except Violation as violation:
                 workload.violation = violation
         workload.now_ns = self._clock.now_ns()
         return workload
+
+    def _begin(self) -> None:
+        if self._profile.fixtures:
+            for note in foreign_notes(self._world.disk):
+                self._world.note(note)
+        self._world.open()
+
+    def _take(self, step: str) -> None:
+        """One step; if the process dies in it, or in the restart, another one starts."""
+        try:
+            getattr(self, f"_{step}")()
+        except Killed:
+            self._steps.append("killed")
+            self._restart()
+
+    def _restart(self) -> None:
+        if self._rng.random() < 0.5:
+            self._world.kill()
+        else:
+            self._world.cut(self._rng, self._sector)
+        self._world.open()
 
     def _program(self) -> list[str]:
         weights = {**_USUAL, **self._profile.weights}
@@ -260,6 +307,13 @@ class _Generator:
         if receipt is not None and not receipt.done and rng.random() < 0.4:
             self._world.wait(receipt)
 
+    def _gulp(self) -> None:
+        """A group of several, written in one go."""
+        for _ in range(self._rng.randint(2, 4)):
+            key = f"k{next(self._keys)}" if self._rng.random() < 0.4 else None
+            self._world.put(small_bundle(self._rng, len(self._world.oracle.puts)), key)
+        self._sync()
+
     def _burst(self) -> None:
         for _ in range(self._rng.randint(2, 4)):
             self._put()
@@ -267,7 +321,7 @@ class _Generator:
     def _repeat(self) -> None:
         keyed = [p for p in self._world.oracle.puts.values() if p.key is not None]
         if keyed:
-            put = self._rng.choice(keyed)
+            put = self._rng.choice(keyed[-6:])
             receipt = self._world.put(put.slots, put.key, put.attributes or None)
             if receipt is not None and not receipt.done and self._rng.random() < 0.5:
                 self._world.wait(receipt)
@@ -292,6 +346,10 @@ class _Generator:
 
     def _tick(self) -> None:
         self._clock.advance(self._rng.choice((0.2, 2.0, 6.0, 40.0)))
+
+    def _jump(self) -> None:
+        """Somebody sets the wall clock, mostly back."""
+        self._clock.jump(self._rng.choice((-50.0, -7.0, 30.0)))
 
     def _hours(self) -> None:
         self._clock.advance(self._rng.choice((0.4, 1.1)) * 3600)
@@ -350,12 +408,26 @@ class _Generator:
         self._world.open()
 
     def _kill(self) -> None:
-        self._relax()
         self._world.kill()
         self._world.open()
 
     def _cut(self) -> None:
         self._world.cut(self._rng, self._sector)
+        self._world.open()
+
+    def _die(self) -> None:
+        """End in the middle of whatever comes next."""
+        self._world.disk.die_in = self._rng.randint(0, 14)
+
+    def _switch(self) -> None:
+        """Go on without a log, or with one again."""
+        without = self._world.config.durability == "segment_only"
+        name = "switch" if without else "segment_only"
+        if self._rng.random() < 0.5:
+            self._world.close()
+        else:
+            self._world.kill()
+        self._world.configure(config_of(_number(name)))
         self._world.open()
 
     def _squeeze(self) -> None:
@@ -369,3 +441,7 @@ class _Generator:
 
     def _bad_fsync(self) -> None:
         self._world.disk.fail_syncs_in = self._rng.randint(0, 4)
+
+
+def _number(profile: str) -> int:
+    return next(at for at, one in enumerate(PROFILES) if one.name == profile)

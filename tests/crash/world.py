@@ -11,7 +11,6 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from quiver.clock import ManualClock
@@ -67,7 +66,6 @@ class World:
         oracle: Oracle | None = None,
         may_drop: bool = False,
     ) -> None:
-        self.config = config
         self.clock = clock
         self.oracle = oracle if oracle is not None else Oracle()
         self.epochs: list[Epoch] = []
@@ -75,7 +73,6 @@ class World:
         self.handles: dict[str, Subscription] = {}
         self._looker = Looker()
         self._may_drop = may_drop
-        self._numbers = count(len(self.oracle.puts))
         self._by_receipt: dict[int, tuple[int, Receipt]] = {}
         self._completions: dict[int, int] = {}
         self._bundle: Any = None
@@ -83,6 +80,12 @@ class World:
         self._sealed: set[int] = set()
         self._losses: set[int] = set(self.oracle.losses)
         self.begin_epoch(state or State({}, []))
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """Open with these settings next time."""
+        self.config = config
+        self.note(o.Configured(config))
 
     # The record
 
@@ -137,7 +140,6 @@ class World:
 
     def open(self) -> None:
         """Open the store and check it against everything noted so far."""
-        first = not self.oracle.puts and not self.oracle.subs
         try:
             self.store = Store(Disk(self.disk), self.config, where="crash", clock=self.clock)
         except Exception as error:
@@ -145,8 +147,7 @@ class World:
         self.handles = {}
         self.waiting = []
         self._by_receipt = {}
-        if not first:
-            self._settle()
+        self._settle()
         self._sealed = {info.seq for info in self.store._parts.catalog.infos}
         self._losses = {loss.segment_seq for loss in self.store._parts.ledger.losses}
 
@@ -159,21 +160,19 @@ class World:
         found = {}
         for ref, put in case.numbers.items():
             meta = view.bundles[ref].meta
-            assert meta.sequence is not None
-            assert meta.ingestion_ts_ns is not None
             found[put.number] = (ref, meta.sequence, meta.ingestion_ts_ns)
-        self.note(o.Settled(found, view.outcomes))
+        self.note(o.Settled(found, view.outcomes, frozenset(view.losses)))
 
     def close(self) -> None:
         self._before()
         if self._try(self.store.close):
             self.note(o.Kept())
         self._after()
-        self.disk.locked.clear()
+        self.disk.revive()
 
     def kill(self) -> None:
         """The process ends; the page cache lives on."""
-        self.disk.locked.clear()
+        self.disk.revive()
 
     def cut(self, rng: random.Random, sector: int) -> None:
         """The machine ends, in one of the states that are legal here."""
@@ -194,7 +193,9 @@ class World:
             self.note(o.MayDrop())
 
     def _after(self) -> None:
-        """Note what a call did besides what it was asked for."""
+        """Note what a call did besides what it was asked for; the dead tell nothing."""
+        if self.disk.dead:
+            return
         for loss in self.store._parts.ledger.losses:
             if loss.segment_seq not in self._losses:
                 self._losses.add(loss.segment_seq)
@@ -212,7 +213,7 @@ class World:
         key: str | None = None,
         attributes: Mapping[str, str] | None = None,
     ) -> Receipt | None:
-        number = next(self._numbers)
+        number = max(self.oracle.puts, default=-1) + 1
         self.note(o.Offered(Put(number, slots, key, attributes or {})))
         self._before()
         self._putting = number
@@ -252,12 +253,18 @@ class World:
 
     def _check_repeat(self, number: int, receipt: Receipt) -> None:
         put = self.oracle.puts[number]
-        firsts = [p for p in self.oracle.puts.values() if p.key == put.key and p.number != number]
+        firsts = [
+            p
+            for p in self.oracle.puts.values()
+            if p.key == put.key and p.number != number and p.state != "void"
+        ]
         if not any(p.ref == receipt.ref for p in firsts):
             raise Violation("keys_remembered", f"the repeat of {put.key} was called {receipt.ref}")
 
     def completed(self, receipt: Receipt) -> None:
         """Told by the store, at this very point of the record."""
+        if self.disk.dead:
+            return
         known = self._by_receipt.get(id(receipt))
         if known is None:
             if self._putting is not None:
