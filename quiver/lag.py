@@ -2,7 +2,7 @@
 
 A segment of which nothing is finished is counted by its own summary, so a large backlog
 costs a look at numbers and no file is opened.  Segments begun are counted bundle by
-bundle, up to a limit; behind that by the part of them that is left.
+bundle, those in files up to a limit; behind that by the part of them that is left.
 """
 
 from __future__ import annotations
@@ -48,32 +48,29 @@ class _Count:
         self._seen(info.first_ts)
 
     def begun(self, subscriber: Subscriber, seq: int, left: int) -> None:
-        refs = subscriber.pending_bundles_in_range(seq, seq, self._budget)
-        self._budget -= len(refs)
-        rows = nbytes = 0
+        info = self._reader.info(seq)
+        # What is in memory costs no reading, and there is never much of it.
+        limit = left if info is None else self._budget
+        refs = subscriber.pending_bundles_in_range(seq, seq, limit)
         for ref in refs:
             try:
                 meta = self._reader.meta(ref)
             except NotFound:  # finished or deleted meanwhile
                 continue
-            rows += meta.rows
-            nbytes += meta.nbytes
+            self.rows += meta.rows
+            self.nbytes += meta.nbytes
             self._seen(meta.ingestion_ts_ns)
-        self.rows += rows
-        self.nbytes += nbytes
-        if len(refs) < left:
-            self._estimate(seq, left - len(refs), len(refs), rows, nbytes)
+        if info is not None:
+            self._budget -= len(refs)
+            self._estimate(info, left - len(refs))
 
-    def _estimate(self, seq: int, missing: int, counted: int, rows: int, nbytes: int) -> None:
-        """The rest is as the segment is on the whole, or as what was counted of it."""
-        self.exact = False
-        info = self._reader.info(seq)
-        if info is not None and info.bundle_count:
+    def _estimate(self, info: SegmentInfo, missing: int) -> None:
+        """The rest of a segment is as the segment is on the whole."""
+        if missing > 0:
+            self.exact = False
             self.rows += info.rows * missing // info.bundle_count
             self.nbytes += info.nbytes * missing // info.bundle_count
-        elif counted:
-            self.rows += rows * missing // counted
-            self.nbytes += nbytes * missing // counted
+            self._seen(info.first_ts)
 
     def _seen(self, ts_ns: int | None) -> None:
         if self.oldest is None:
