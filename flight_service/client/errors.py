@@ -37,6 +37,9 @@ MAX_SHOWN: Final = 5
 class ClientError(ServiceError):
     """Root of everything the client raises on purpose."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.code!r}, {self.message!r})"
+
 
 class Unavailable(ClientError):
     """Not now; the same request can succeed later."""
@@ -138,10 +141,18 @@ def typed(error: BaseException) -> ClientError:
     if isinstance(error, ClientError):
         return error
     said = from_flight(error)
-    bare = not isinstance(error, ServiceError) and not getattr(error, "extra_info", None)
-    if bare and said.code == "internal" and isinstance(error, flight.FlightError | OSError):
-        return lost(said.message)
-    return by_code(said.code, said.message, retryable=said.retryable, details=said.details)
+    message = said.message
+    if not isinstance(error, ServiceError) and not getattr(error, "extra_info", None):
+        message = _tidy(message)
+        if said.code == "internal" and isinstance(error, flight.FlightError | OSError):
+            return lost(message)
+    return by_code(said.code, message, retryable=said.retryable, details=said.details)
+
+
+def _tidy(message: str) -> str:
+    """What gRPC had to say, without telling it twice."""
+    said = message.partition(". gRPC client debug context")[0]
+    return said.partition("with message: ")[2] or said
 
 
 def lost(message: str) -> Disconnected:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from flight_service.client.bundle import ACKED, DEFERRED, Delivered
 from flight_service.client.call import Call
 from flight_service.client.connection import Connection
-from flight_service.client.errors import ClientError, Closed, Timeout, lost, typed
+from flight_service.client.errors import ClientError, Closed, Timeout, by_code, lost, typed
 from flight_service.client.outcomes import Group, Outcomes
 from flight_service.client.retry import Backoff, Retry
 from flight_service.protocol.actions import Outcomes as Taken
@@ -69,6 +69,7 @@ class Feed:
         self._ping_at = 0.0
         self._ping: int | None = None
         self._idle = False
+        self._leaving = False  # the server is going: end the call when nothing is in hand
         self.reconnects = 0
         self._threads = [
             threading.Thread(target=self._read, name="quiver-feed", daemon=True),
@@ -164,30 +165,37 @@ class Feed:
 
     def _read(self) -> None:
         while not self._stopping.is_set():
-            error: ClientError | None = None
-            call: Call | None = None
-            try:
-                self._settle_late()
-                call = Call(self._connection, self._command)
-                self._begin(call)
-                for message in call.incoming():
-                    self._take(message)
-            # Arrow turns some ends of a call into a KeyboardInterrupt, also on this thread.
-            except BaseException as caught:
-                error = typed(caught) if isinstance(caught, Exception) else lost(str(caught))
-            if call is not None:
-                error = call.finish() or error
-            self._end(error or lost("the server ended the call."))
+            self._end(self._serve() or lost("the server ended the call."))
         with self._lock:
             self._closing = True
             self._changed.notify_all()
+
+    def _serve(self) -> ClientError | None:
+        """Hold one call for as long as it lasts; how it ended."""
+        call: Call | None = None
+        try:
+            self._settle_late()
+            call = Call(self._connection, self._command)
+            self._begin(call)
+            for message in call.incoming():
+                self._take(message)
+        except ClientError as said:
+            if call is not None:
+                call.cancel()
+                call.finish()
+            return said
+        # Arrow turns some ends of a call into a KeyboardInterrupt, also on this thread.
+        except BaseException as caught:
+            error = typed(caught) if isinstance(caught, Exception) else lost(str(caught))
+            return error if call is None else call.finish() or error
+        return call.finish()
 
     def _begin(self, call: Call) -> None:
         with self._lock:
             self._call = call
             self._credit = self._credit_bytes = 0
             self._beat_at = time.monotonic() + self._lease / HEARTBEATS
-            self._ping = None
+            self._ping, self._leaving = None, False
             if self._stopping.is_set():
                 call.cancel()
             self._work.notify()
@@ -233,8 +241,13 @@ class Feed:
             self._lease = message.lease_ms / 1000
             self._beat_at = min(self._beat_at, time.monotonic() + self._lease / HEARTBEATS)
             self._work.notify()
-        elif message.type in ("done", "error") and message.id is not None:
+        elif message.type == "done" and message.id is not None:
             self._outcomes.confirm(message.id, message.refs)
+            self._work.notify()
+        elif message.type == "error":
+            raise by_code(message.code or "internal", message.reason or "the server failed.")
+        elif message.type == "draining":
+            self._leaving = True
             self._work.notify()
         elif message.type == "pong" and message.id == self._ping:
             self._ping = None
@@ -263,11 +276,14 @@ class Feed:
                 late = self._outcomes.has_late
                 call = self._call
                 messages = self._compose() if call is not None else []
+                leave = self._leaving and not (self._buffer or self._held or len(self._outcomes))
             if late:
                 self._try_late()
             if call is not None:
                 for message in messages:
                     call.send(message)
+                if leave:
+                    call.done_sending()
 
     def _rest(self) -> float:
         """Seconds until there is something to do; 0 if there is now."""
@@ -366,7 +382,10 @@ class Feed:
     # The end
 
     def close(self, timeout: float) -> None:
-        """Bring outcomes home, end the call, give back what is held.  Fine to call twice."""
+        """Bring outcomes home, end the call, give back what is held.  Fine to call twice.
+
+        What nobody has looked at goes back as unread: it does not count as delivered.
+        """
         deadline = time.monotonic() + timeout
         with self._lock:
             already, self._closing = self._closing, True
@@ -377,6 +396,8 @@ class Feed:
                     lambda: not len(self._outcomes) or self._failed is not None, timeout
                 )
             call = self._call
+        if call is not None and not already:
+            self._give_back_unread(call, deadline)
         self._stopping.set()
         with self._lock:
             self._work.notify()
@@ -387,6 +408,22 @@ class Feed:
                 thread.join(max(0.0, deadline - time.monotonic()))
         if call is not None and self._threads[0].is_alive():
             call.cancel()
+
+    def _give_back_unread(self, call: Call, deadline: float) -> None:
+        """Have no more sent, wait for what is on its way, and give it back uncounted."""
+        with self._lock:
+            number = self._ping = self._outcomes.next_id()
+        if not call.send(ClientMessage(pause=True, id=number)):
+            return
+        with self._lock:
+            self._changed.wait_for(
+                lambda: self._ping != number or self._call is not call,
+                max(0.0, deadline - time.monotonic()),
+            )
+            unread = tuple(info.ref for info, _ in self._buffer)
+            self._buffer.clear()
+        if unread:
+            call.send(ClientMessage(unread=unread))
 
     def stop(self) -> None:
         """End at once and wait for nobody: the subscription was dropped."""

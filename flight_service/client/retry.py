@@ -24,7 +24,7 @@ class Retry:
     """A policy: seconds, all of them.  ``give_up_after=None`` never gives up."""
 
     initial: float = 0.05
-    maximum: float = 5.0
+    maximum: float = 2.0
     give_up_after: float | None = 300.0
 
     def __post_init__(self) -> None:

@@ -381,6 +381,9 @@ class Writer:
     def _refused(self, receipt: PutReceipt) -> None:
         """Only the first refusal of a run says why; the others are merely out of turn."""
         if receipt.status == RETRY and receipt.code != "out_of_turn":
+            if receipt.code == "draining":
+                self._lane_ended = True  # it waits for us: end the call, go to its successor
+                self._work.notify()
             details = {"retry_after_ms": receipt.retry_after_ms or 0}
             code, reason = receipt.code or "busy", receipt.reason or "the server is busy."
             self._rest(by_code(code, reason, retryable=True, details=details))

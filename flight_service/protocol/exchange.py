@@ -18,6 +18,10 @@ for when there is nothing to say.  When the call ends, for whatever reason, they
 once.  When the client is not heard of for the lease, they go back too and the server says
 ``expired``; bundles of later sends are claimed anew.
 
+A client that leaves may give back what it never looked at: it says ``pause`` with an
+``id``, waits for the ``pong``, before which everything arrives that was on its way, says
+``unread`` of all that, and ends the call.
+
 A client that wants what there is and then leaves asks with ``ping``: a ``pong`` with
 ``idle`` says that nothing more could be handed out when it was sent (bundles that wait
 for a retry, or that others hold, are not waited for).
@@ -102,7 +106,9 @@ class ClientMessage(Message):
         REFS, default=(), doc="Can never be dealt with: dropped, on record."
     )
     unread: tuple[Ref, ...] = of(
-        REFS, default=(), doc="Nobody has looked at them: back at once, no delivery counted."
+        REFS,
+        default=(),
+        doc="Nobody has looked at them: back at once, no delivery counted.",
     )
     delay_ms: int | None = of(
         DELAY_MS, default=None, doc="When to deliver `defer` again; else backoff."
@@ -113,6 +119,7 @@ class ClientMessage(Message):
         whole(0, MAX_CLAIM_BUNDLES), default=0, doc="So many bundles more may be sent."
     )
     credit_bytes: int = of(whole(0, MAX_CLAIM_BYTES), default=0, doc="So many bytes more.")
+    pause: bool = of(BOOL, default=False, doc="All credit is taken back.")
     ping: bool = of(BOOL, default=False, doc="Answer with `pong`.")
     id: int | None = of(COUNT, default=None, doc="Comes back with the answer.")
 

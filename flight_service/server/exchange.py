@@ -59,6 +59,8 @@ class ExchangeCall:
         self._credit_bytes = command.credit_bytes
         self._ended = False
         self._questions: list[int] = []
+        self._resting = False
+        """The client has taken its credit back: what is claimed just now is not for it."""
         self._broken: ServiceError | None = None
 
     def run(self) -> None:
@@ -106,10 +108,15 @@ class ExchangeCall:
     def _answer(self, data: bytes) -> ServerMessage | None:
         said = ClientMessage.decode(data)
         refused = self._outcomes(said)
+        if said.pause:
+            with self._changed:
+                self._credit = self._credit_bytes = 0
+                self._resting = True
         if said.credit or said.credit_bytes:
             with self._changed:
                 self._credit += said.credit
                 self._credit_bytes += said.credit_bytes
+                self._resting = False
                 self._changed.notify_all()
         if said.ack or said.reject or said.defer:
             if said.durable:
@@ -206,9 +213,12 @@ class ExchangeCall:
             ),
         )
         with self._changed:
-            self._credit -= len(claimed)
-            self._credit_bytes -= sum(one.handle.meta.nbytes for one in claimed)
-        return claimed
+            if not self._resting:
+                self._credit -= len(claimed)
+                self._credit_bytes -= sum(one.handle.meta.nbytes for one in claimed)
+                return claimed
+        self._desk.put_back([Ref(*one.handle.ref) for one in claimed], self._lease.id)
+        return None
 
     def _send(self, delivered: Delivered) -> bool:
         try:
