@@ -60,7 +60,7 @@ def save(results: dict[Bar, Result]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("only", nargs="*", help="names of bars, such as P2s; all without")
+    parser.add_argument("--only", nargs="+", default=[], help="names of bars, such as P2s")
     parser.add_argument("--quick", action="store_true", help="only check that each bar runs")
     parser.add_argument("--dir", type=Path, help="where to write; a real disk, not tmpfs")
     options = parser.parse_args()
