@@ -1,0 +1,350 @@
+"""The whole store against a simple model, through restarts, kills and power cuts.
+
+The model knows what was promised: bundles answered durable, outcomes made durable, keys,
+who subscribed and from where.  Whatever Hypothesis does to the store, each promise must
+hold after every step; where a crash leaves a choice (an ack that was not flushed), the
+store's answer must be one of those allowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from quiver import BundleRef, ClaimedBundle, Outcome, Receipt
+from quiver.errors import BundleGone, KeyConflict
+from tests.support.stores import World, number_of
+
+pytestmark = pytest.mark.property
+
+NAMES = ("a", "b", "c")
+KEYS = ("k1", "k2", "k3")
+MAX_AGE_HOURS = 2
+
+numbers = st.integers(0, 5)
+names = st.sampled_from(NAMES)
+
+
+@dataclass
+class Put:
+    """What was put, as the model remembers it."""
+
+    number: int
+    key: str | None
+    ts_ns: int
+
+
+@dataclass
+class Sub:
+    """One subscriber: what it has finished, and how much of that is surely on disk."""
+
+    done: dict[BundleRef, Outcome] = field(default_factory=dict)
+    flushed: dict[BundleRef, Outcome] = field(default_factory=dict)
+    skipped: set[BundleRef] = field(default_factory=set)
+    """Before its start: never to be delivered to it."""
+    held: dict[BundleRef, ClaimedBundle] = field(default_factory=dict)
+
+    def finished(self, ref: BundleRef) -> bool:
+        return ref in self.done or ref in self.skipped
+
+
+class StoreModel(RuleBasedStateMachine):
+    """Rules are what users do; invariants are what they were promised."""
+
+    claims = Bundle("claims")
+
+    @initialize(
+        mode=st.sampled_from(["durable", "sealed", "segment_only"]),
+        expire=st.booleans(),
+        flush=st.sampled_from(["group", "every"]),
+    )
+    def begin(self, mode: str, expire: bool, flush: str) -> None:
+        config: dict[str, Any] = {
+            "segment": {"max_bundles": 3, "max_open_duration": "5s"},
+            "wal": {"flush": flush, "rotation_target": "2KiB", "max_size": "1GiB"},
+            "limits": {"max_bundle": "1MiB"},
+        }
+        config["wal"]["max_rotated_files"] = 10_000
+        config["segment"]["target_size"] = "1MiB"
+        if mode == "segment_only":
+            config["durability"] = "segment_only"
+        elif mode == "sealed":
+            config["deliver"] = "sealed"
+        if expire:
+            config["retention"] = {"max_retain_after_ingestion_hours": MAX_AGE_HOURS}
+        self.mode, self.expire = mode, expire
+        self.world = World(**config)
+        self.promised: dict[BundleRef, Put] = {}
+        self.accepted: list[tuple[Receipt, Put]] = []
+        self.gone: set[BundleRef] = set()
+        self.subs: dict[str, Sub] = {}
+        self.used: set[BundleRef] = set()
+
+    # Putting
+
+    @rule(number=numbers, key=st.none() | st.sampled_from(KEYS))
+    def put(self, number: int, key: str | None) -> None:
+        known = self._known(key)
+        try:
+            receipt = self.world.put(number, key=key)
+        except KeyConflict:
+            assert known is not None
+            assert known[1].number != number
+            return
+        if known is not None:
+            assert known[1].number == number, "other content under a known key"
+            assert receipt.duplicate
+            assert receipt.ref == known[0]
+            return
+        assert not receipt.duplicate
+        assert receipt.ref not in self.promised, "a ref was given out twice"
+        self.accepted.append((receipt, Put(number, key, receipt.ingestion_ts_ns)))
+        self._collect()
+
+    def _known(self, key: str | None) -> tuple[BundleRef, Put] | None:
+        if key is None:
+            return None
+        pairs = [*self.promised.items(), *((r.ref, put) for r, put in self.accepted)]
+        return next(((ref, put) for ref, put in pairs if put.key == key), None)
+
+    def _collect(self) -> None:
+        """Take note of what has become durable."""
+        still = []
+        for receipt, put in self.accepted:
+            if receipt.durable:
+                assert receipt.ref not in self.promised
+                self.promised[receipt.ref] = put
+            else:
+                assert receipt.error is None
+                still.append((receipt, put))
+        self.accepted = still
+
+    @rule()
+    def sync(self) -> None:
+        self.world.store.sync()
+        self._collect()
+        assert not self.accepted
+
+    @precondition(lambda self: self.accepted)
+    @rule(data=st.data())
+    def wait(self, data: st.DataObject) -> None:
+        receipt, _ = data.draw(st.sampled_from(self.accepted))
+        receipt.wait()
+        self._collect()
+        assert receipt.ref in self.promised
+
+    # Upkeep and time
+
+    @rule()
+    def flush(self) -> None:
+        self.world.store.flush()
+        self._collect()
+
+    @rule()
+    def maintain(self) -> None:
+        self.world.store.maintain()
+        self._collect()
+        for sub in self.subs.values():
+            sub.flushed = dict(sub.done)
+        self._notice_deletions()
+
+    @rule(seconds=st.sampled_from([0.1, 6.0, 3000.0, 8000.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.world.clock.advance(seconds)
+
+    @rule(seconds=st.sampled_from([-5000.0, 5000.0]))
+    def jump(self, seconds: float) -> None:
+        if not self.expire:
+            self.world.clock.jump(seconds)
+
+    # Subscribers
+
+    @rule(name=names, latest=st.booleans())
+    def subscribe(self, name: str, latest: bool) -> None:
+        latest = latest and self.mode == "durable"
+        known = name in self.subs
+        self.world.store.subscribe(name, "latest" if latest else "earliest")
+        if not known:
+            self.subs[name] = Sub(skipped=set(self.promised) if latest else set(self.gone))
+
+    @precondition(lambda self: self.subs)
+    @rule(target=claims, data=st.data(), order=st.sampled_from(["oldest", "newest"]))
+    def take(self, data: st.DataObject, order: str) -> tuple[str, BundleRef] | None:
+        name = data.draw(st.sampled_from(sorted(self.subs)))
+        sub = self.subs[name]
+        bundle = self.world.store.subscribe(name, order=order).next_bundle()
+        self._collect()
+        open_refs = [
+            ref
+            for ref in self.promised
+            if not sub.finished(ref) and ref not in sub.held and ref not in self.gone
+        ]
+        if bundle is None:
+            if self.mode == "durable":
+                assert [ref for ref in open_refs if not self._expired(ref)] == []
+            return None
+        assert bundle.ref in open_refs, "not durable, finished, or in other hands"
+        if self.mode == "durable" and not self.expire:
+            assert bundle.ref == (min(open_refs) if order == "oldest" else max(open_refs))
+        put = self.promised[bundle.ref]
+        assert (number_of(bundle["Logs"]), bundle.key) == (put.number, put.key)
+        assert bundle.ingestion_ts_ns == put.ts_ns
+        sub.held[bundle.ref] = bundle
+        return name, bundle.ref
+
+    @rule(claim=claims, how=st.sampled_from(["ack", "reject", "defer", "forget"]))
+    def settle(self, claim: tuple[str, BundleRef] | None, how: str) -> None:
+        if claim is None or claim[0] not in self.subs:
+            return
+        sub = self.subs[claim[0]]
+        bundle = sub.held.pop(claim[1], None)
+        if bundle is None:
+            return
+        if how == "ack":
+            sub.done[bundle.ref] = self._outcome(bundle.ack())
+        elif how == "reject":
+            sub.done[bundle.ref] = self._outcome(bundle.reject("model"))
+        elif how == "defer":
+            bundle.defer()
+
+    def _outcome(self, outcome: Outcome) -> Outcome:
+        assert outcome.final
+        return outcome
+
+    @precondition(lambda self: self.subs)
+    @rule(data=st.data())
+    def flush_progress(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.subs)))
+        self.world.store.flush_progress((name,))
+        self.subs[name].flushed = dict(self.subs[name].done)
+
+    @precondition(lambda self: self.subs)
+    @rule(data=st.data())
+    def unregister(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.subs)))
+        self.world.store.unregister(name)
+        del self.subs[name]
+
+    # Ends
+
+    @rule(how=st.sampled_from(["restart", "kill", "power_cut"]))
+    def end(self, how: str) -> None:
+        if how == "restart":
+            self.world.store.close()
+            self._collect()
+            for sub in self.subs.values():
+                sub.flushed = dict(sub.done)
+            self.world.open()
+        else:
+            getattr(self.world, how)()
+        self.used |= {receipt.ref for receipt, _ in self.accepted}
+        self.accepted.clear()
+        assert set(self.world.store.subscribers) == set(self.subs)
+        for name, sub in self.subs.items():
+            sub.held.clear()
+            self._agree(name, sub)
+        self._notice_deletions()
+
+    def _agree(self, name: str, sub: Sub) -> None:
+        """After an end: what was flushed is known, what was never done is not done."""
+        reader = self.world.store.subscribe(name)
+        for ref in self.promised:
+            try:
+                outcome = reader.outcome(ref)
+            except BundleGone:
+                continue
+            except Exception:
+                assert self.mode != "durable", f"{ref} is not visible to {name}"
+                continue
+            if ref in sub.flushed:
+                assert outcome is sub.flushed[ref], f"{name} had {ref} {sub.flushed[ref]}"
+            elif outcome.final:
+                assert sub.finished(ref) or self._expired(ref), f"{name} never finished {ref}"
+            elif ref in sub.done:
+                del sub.done[ref]  # acked, not flushed: it comes again
+            if ref in sub.skipped:
+                assert outcome.final, f"{name} started behind {ref}"
+        sub.flushed = dict(sub.done)
+
+    def _notice_deletions(self) -> None:
+        """A bundle may only be gone if everyone had finished it, or it was too old."""
+        live = dict(self.world.store.segments())
+        for ref in set(self.promised) - self.gone:
+            if ref.segment_seq in live or self._unsealed(ref):
+                continue
+            self.gone.add(ref)
+            if not self._expired(ref):
+                assert self.subs, f"{ref} went without any subscriber"
+                for name, sub in self.subs.items():
+                    assert sub.finished(ref), f"{ref} went before {name} had finished it"
+            for sub in self.subs.values():
+                if ref not in sub.done:
+                    sub.skipped.add(ref)
+
+    def _unsealed(self, ref: BundleRef) -> bool:
+        return self.mode != "durable" and self.world.store._tail.find(ref.segment_seq) is not None
+
+    def _expired(self, ref: BundleRef) -> bool:
+        age = self.world.clock.now_ns() - self.promised[ref].ts_ns
+        return self.expire and age > MAX_AGE_HOURS * 3600 * 10**9
+
+    # What always holds
+
+    @invariant()
+    def promises_are_kept(self) -> None:
+        """Every bundle answered durable can be read, equal, unless it was allowed to go."""
+        store = self.world.store
+        for ref, put in self.promised.items():
+            if ref in self.gone:
+                continue
+            try:
+                found = number_of(store.read(ref)["Logs"])
+            except BundleGone:
+                finished = [sub.finished(ref) for sub in self.subs.values()]
+                assert self._expired(ref) or (finished and all(finished)), f"{ref} is gone"
+                continue
+            assert found == put.number
+
+    @invariant()
+    def counts_agree(self) -> None:
+        """The lag of each subscriber is what the model says it has left."""
+        if self.mode != "durable" or self.expire:
+            return
+        for name, sub in self.subs.items():
+            left = [r for r in self.promised if not sub.finished(r) and r not in self.gone]
+            lag = self.world.store.lag(name)
+            assert lag.bundles == len(left), (name, left)
+            assert lag.rows == 3 * len(left)
+
+    @invariant()
+    def nothing_is_wrong(self) -> None:
+        """No crash and no sequence of calls makes the store report a loss."""
+        status = self.world.store.status()
+        assert status.state == "ok"
+        assert {loss.reason for loss in status.losses} <= {"time"}
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            for sub in self.subs.values():
+                sub.held.clear()
+            self.world.store.close()
+
+
+TestStoreModel = StoreModel.TestCase
+TestStoreModel.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
