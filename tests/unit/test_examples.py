@@ -1,0 +1,71 @@
+"""What the documentation shows is what happens: its examples, run."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import quiver
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def examples(docstring: str | None) -> Iterator[str]:
+    """The indented blocks behind a ``::`` that are Python."""
+    block: list[str] = []
+    inside = False
+    for line in [*textwrap.dedent(docstring or "").splitlines(), "end"]:
+        if inside and (line.startswith("    ") or not line.strip()):
+            block.append(line)
+            continue
+        if inside and block:
+            code = textwrap.dedent("\n".join(block)).strip()
+            block = []
+            try:
+                ast.parse(code)
+            except SyntaxError:
+                pass  # a drawing
+            else:
+                yield code
+        inside = line.rstrip().endswith("::")
+
+
+def test_the_packages_own_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario: the example at the top of the package, as it stands. Guarantee: it runs, and
+    what was put was shipped."""
+    monkeypatch.chdir(tmp_path)
+    [code] = examples(quiver.__doc__)
+    logs, attrs = pa.record_batch({"body": ["hi"]}), pa.record_batch({"key": ["host"]})
+    shipped: list[tuple[pa.RecordBatch, pa.RecordBatch]] = []
+    names = {"logs": logs, "attrs": attrs, "ship": lambda *batches: shipped.append(batches)}
+    exec(compile(code, "quiver/__init__.py", "exec"), names)
+    assert [(a.num_rows, b.num_rows) for a, b in shipped] == [(1, 1)]
+    assert (tmp_path / "telemetry" / "LOCK").exists()
+
+
+def test_the_example_of_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario: the settings that `open` shows. Guarantee: they are taken as it says."""
+    monkeypatch.chdir(tmp_path)
+    text = textwrap.dedent("    " + (quiver.open.__doc__ or ""))
+    [code] = examples(text)
+    store = eval(code, {"quiver": quiver})
+    with store:
+        assert store.config.wal.flush == "every"
+        assert store.config.segment.target_size == 8 << 20
+
+
+@pytest.mark.slow
+def test_the_demo_loses_nothing() -> None:
+    """Scenario: `make demo` with few bundles: produce, kill -9, produce, kill -9, finish,
+    drain. Guarantee: it ends well and says so."""
+    demo = [sys.executable, str(ROOT / "examples" / "demo.py"), "--bundles", "300"]
+    done = subprocess.run(demo, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Nothing was lost" in done.stdout
