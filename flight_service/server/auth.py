@@ -96,7 +96,7 @@ def read_book(path: str) -> Book:
         body = yaml.safe_load(data.decode("utf-8")) or {}
         if not isinstance(body, dict) or set(body) != {"principals"}:
             raise ValueError("it must hold principals, and nothing else")
-        return _book(body["principals"] or {})
+        return _book({} if body["principals"] is None else body["principals"])
     except OSError as error:
         raise ConfigError(
             f"auth.file {path} can't be read: {error.strerror}.", setting="auth.file"

@@ -29,6 +29,7 @@ from flight_service.protocol.errors import ServiceError
 from flight_service.server.auth import Authenticator
 from flight_service.server.dead_letters import DeadLetters
 from flight_service.server.events import (
+    CLOSE_FAILED,
     SERVER_DRAINING,
     SERVER_FORCED,
     SERVER_READY,
@@ -61,6 +62,7 @@ class Server:
         self._clock = clock or SystemClock()
         self._stopped = threading.Event()
         self._ticking = threading.Event()
+        self._closed_cleanly = threading.Event()
         self._dead_letters = DeadLetters()
         self._auth = Authenticator(
             settings.auth.file,
@@ -181,16 +183,21 @@ class Server:
         closing = threading.Thread(target=self._close, daemon=True)
         closing.start()
         closing.join(max(0.1, deadline - self._clock.monotonic()))
-        clean = idle and not closing.is_alive()
+        clean = idle and self._closed_cleanly.is_set()
         self._stopped.set()
         _log.info(SERVER_STOPPED, clean=clean)
         return clean
 
     def _close(self) -> None:
-        self._dead_letters.close()
-        if self._http is not None:
-            self._http.close()
-        self._streams.close()
+        try:
+            self._dead_letters.close()
+            if self._http is not None:
+                self._http.close()
+            self._streams.close()
+        except Exception as error:
+            _log.error(CLOSE_FAILED, error=str(error), exc_info=error)
+        else:
+            self._closed_cleanly.set()
 
     def run(self, ready: Callable[[Server], Any] = lambda server: None) -> int:
         """Serve until SIGTERM or SIGINT; the exit status. For the main thread only."""

@@ -40,6 +40,7 @@ from quiver import Receipt
 from quiver.errors import Fault, QuiverError, StoreClosed
 
 MAX_REASON: Final = 500
+OUT_OF_TURN: Final = "out_of_turn"
 OUT_OF_TURN_MS: Final = 50
 DEFAULT_RETRY_MS: Final = 100
 
@@ -128,23 +129,37 @@ class PutCall:
             receipt = self._put(envelope, chunk.data)
         except Exception as error:
             refused = self._refused(n, envelope.key, error)
-            if envelope.resend == self._waiting_for and _for_good(refused):
-                self._waiting_for = None  # nobody will send it again
+            if _for_good(refused):
+                self._closes_gap(envelope)  # nobody will send it again
             return refused
-        self._waiting_for = None
+        self._closes_gap(envelope)
         self._newest = receipt
         return _Answer(n, None, receipt)
 
+    def _closes_gap(self, envelope: Envelope) -> None:
+        # The sender may have opened another gap since: only this one is closed.
+        if envelope.resend is not None and envelope.resend == self._waiting_for:
+            self._waiting_for = None
+
     def _check_turn(self, envelope: Envelope) -> None:
-        """After a `retry` nothing is taken before that bundle: the order holds."""
+        """After a `retry` nothing is taken before that bundle: the order holds.
+
+        Also when the sender has yet to find out that the newest could not be written.
+        """
         if self._stopping():
             raise ServiceError("draining", "the server is stopping.")
         waiting_for = self._waiting_for
-        if waiting_for is None or envelope.resend == waiting_for:
+        if waiting_for is not None:
+            if envelope.resend == waiting_for:
+                return
+            first = f"message {waiting_for}"
+        elif self._newest is not None and self._newest.error is not None:
+            self._newest, first = None, "what could not be written"
+        else:
             return
         raise ServiceError(
-            "out_of_turn",
-            f"message {waiting_for} comes first: send it again, with resend.",
+            OUT_OF_TURN,
+            f"{first} comes first: send it again, with resend.",
             retryable=True,
             details={"retry_after_ms": OUT_OF_TURN_MS},
         )
@@ -187,7 +202,7 @@ class PutCall:
         fields["code"] = said.code
         fields["reason"] = said.message[:MAX_REASON]
         if said.retryable:
-            if self._waiting_for is None:
+            if self._waiting_for is None and said.code != OUT_OF_TURN:
                 self._waiting_for = n
             wait = said.retry_after_ms
             fields["retry_after_ms"] = DEFAULT_RETRY_MS if wait is None else wait

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as flight
+import pytest
 
 from flight_service.protocol.errors import ServiceError, from_flight
 from flight_service.protocol.wrapper import BY_NAME, unwrap, unwrap_batch, wrap
@@ -122,9 +123,7 @@ def get(
 
 def fails(code: str, call: Any, *args: Any, **kwargs: Any) -> ServiceError:
     """Run a call that must be refused with a code."""
-    try:
+    with pytest.raises(ServiceError) as caught:
         call(*args, **kwargs)
-    except ServiceError as error:
-        assert error.code == code, f"{error.code}: {error.message}"
-        return error
-    raise AssertionError(f"was not refused with {code}")
+    assert caught.value.code == code, f"{caught.value.code}: {caught.value.message}"
+    return caught.value
