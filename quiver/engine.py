@@ -244,8 +244,9 @@ class Store:
         position = self._delivery.start_ref(start, latest, self._parts.catalog.infos)
         known = any(one.name == name for one in self._registry.subscribers())
         subscriber = self._upkeep.records.guarded(lambda: self._registry.register(name, position))
-        if not known:
+        if not self._upkeep.records.names(name):
             self._upkeep.records.checkpoint()
+        if not known:
             self._watch_lag(subscriber)
             self._logger.info(SUBSCRIBER_REGISTERED, subscriber=name, start=str(position))
         return Subscription(

@@ -73,6 +73,10 @@ class Records:
             if not self._floor.has_state:
                 self._write_floor(replace(self._floor, has_state=True))
 
+    def names(self, subscriber: str) -> bool:
+        """Whether the checkpoint says that this subscriber must have a file."""
+        return subscriber in self._state.subscribers
+
     @property
     def is_stale(self) -> bool:
         """Whether the log holds something that the checkpoint lacks."""

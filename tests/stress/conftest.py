@@ -21,7 +21,7 @@ def open_files() -> int:
 
 @pytest.fixture(autouse=True)
 def _stacks_when_it_hangs() -> Iterator[None]:
-    faulthandler.dump_traceback_later(HANG_SECONDS, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(HANG_SECONDS, file=2)
     yield
     faulthandler.cancel_dump_traceback_later()
 

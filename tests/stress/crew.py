@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -15,7 +14,7 @@ import pyarrow as pa
 
 import quiver
 from quiver.engine import Store
-from quiver.errors import Backpressure, QuiverError, StoreClosed
+from quiver.errors import Backpressure, StoreClosed
 from quiver.ids import BundleRef
 from quiver.receipt import Receipt
 from quiver.subscriber.state import Outcome
@@ -75,7 +74,7 @@ class Crew:
         for thread in threads or self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
-                faulthandler.dump_traceback(file=sys.__stderr__)
+                faulthandler.dump_traceback(file=2)
                 raise AssertionError(f"{thread.name} hangs")
         if self.errors:
             raise self.errors[0]
@@ -201,7 +200,7 @@ def wait_until(crew: Crew, done: Callable[[], bool], what: str) -> None:
         if crew.errors:
             raise crew.errors[0]
         if time.monotonic() > deadline:
-            faulthandler.dump_traceback(file=sys.__stderr__)
+            faulthandler.dump_traceback(file=2)
             raise AssertionError(f"not in time: {what}")
         crew.stop.wait(0.005)
 
@@ -214,8 +213,3 @@ def left_in(path: str, name: str, **settings: Any) -> Counter[int]:
             found[number_of(bundle[SLOT])] += 1
             bundle.ack()
         return found
-
-
-def tolerated(error: QuiverError) -> bool:
-    """What a store that closes may answer to whoever still asks."""
-    return isinstance(error, StoreClosed)
