@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from quiver import BundleRef, ClaimedBundle, Outcome, Receipt
@@ -32,6 +33,12 @@ pytestmark = pytest.mark.property
 NAMES = ("a", "b", "c")
 KEYS = ("k1", "k2", "k3")
 MAX_AGE_HOURS = 2
+
+SETTINGS = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 
 numbers = st.integers(0, 5)
 names = st.sampled_from(NAMES)
@@ -342,9 +349,6 @@ class StoreModel(RuleBasedStateMachine):
             self.world.store.close()
 
 
-TestStoreModel = StoreModel.TestCase
-TestStoreModel.settings = settings(
-    max_examples=120,
-    stateful_step_count=40,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+def test_the_store_keeps_its_promises() -> None:
+    """Scenario: any program of puts, acks, upkeep and crashes. Guarantee: see the model."""
+    run_state_machine_as_test(StoreModel, settings=SETTINGS)  # type: ignore[no-untyped-call]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import quiver
-from quiver import Background, Store
+from quiver import Background, Store, sealing
+from quiver.segment.writer import write_segment
 from tests.support.faulty import Fault
 from tests.support.stores import SECONDS, World, batch, number_of, run_in_threads
 
@@ -77,6 +78,37 @@ def test_full_segments_are_written_beside_the_puts() -> None:
         store.close()
     world.open()
     assert world.drain() == list(range(30))
+
+
+def test_puts_go_on_while_a_segment_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario: the worker is stuck in the middle of writing a segment. Guarantee: puts are
+    taken, become durable and are delivered meanwhile; acks can be saved."""
+    world = World(segment={"max_bundles": 3})
+    go_on, stuck = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> object:
+        stuck.set()
+        assert go_on.wait(SECONDS)
+        return write_segment(*arguments)
+
+    monkeypatch.setattr(sealing, "write_segment", slow)
+    with Background(1, 1) as background:
+        store = world.open(background=background)
+        reader = store.subscribe("r")
+        for n in range(3):
+            world.put(n)
+        assert stuck.wait(SECONDS)
+        for n in range(3, 5):
+            assert world.put(n).wait(SECONDS).durable
+        for n in range(5):
+            bundle = reader.next_bundle(timeout=SECONDS)
+            assert bundle is not None
+            assert number_of(bundle["Logs"]) == n
+            bundle.ack()
+        reader.flush()
+        assert world.files("segments/0") == []
+        go_on.set()
+        store.close()
 
 
 def test_an_idle_segment_is_written_by_the_background() -> None:
