@@ -13,8 +13,24 @@
             bundle.ack()
 
 The tree is the way of the data: ``bundle`` → ``wal`` (made durable) → ``segment`` (made
-readable) → ``subscriber`` (made delivered); ``format`` turns values into bytes and back,
-``disk`` is the only door to the operating system, ``engine`` conducts.
+readable) → ``subscriber`` (made delivered).  Imports point downwards in this table:
+
+=======================================  =================================================
+``cli``                                  the offline commands of ``quiver``
+``opening`` ``engine``                   ``open()``, and the store people use
+``subscription``                         a subscriber's view of it
+``assembly`` ``puts`` ``status``         introduces the parts; takes puts in; tells how it is
+``upkeep`` ``delivery`` ``background``   when what is due; who gets what next; the threads
+``sealing`` ``sweeping`` ``records``     writes segments; deletes, on record; the small files
+``admission`` ``ingest`` ``preparing``   is there room; under the lock; before the lock
+``reading`` ``lag`` ``parts``            a bundle by its ref; how far behind; what is shared
+``recovery`` ``survey`` ``replay``       from what a crash left to a store; ``fsck``: offline
+``tail`` ``receipt`` ``window``          what is in memory; answers; keys; ``ledger``: losses
+``wal`` ``segment`` ``subscriber``       the three steps, which don't know each other
+``format`` ``disk``                      bytes ↔ values; the only door to the system
+``retention`` ``budget`` ``memory``      pure policy: what may go, what may come in
+``config`` ``ids`` ``errors`` …          the words that everything else uses
+=======================================  =================================================
 """
 
 from quiver.background import Background

@@ -351,4 +351,4 @@ class StoreModel(RuleBasedStateMachine):
 
 def test_the_store_keeps_its_promises() -> None:
     """Scenario: any program of puts, acks, upkeep and crashes. Guarantee: see the model."""
-    run_state_machine_as_test(StoreModel, settings=SETTINGS)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(StoreModel, settings=SETTINGS)
