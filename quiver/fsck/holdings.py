@@ -90,6 +90,8 @@ class Holdings:
     """Bundles of each segment, lost ones included as far as they are known."""
     voids: set[BundleRef] = field(default_factory=set)
     """Places of bundles that were lost before, and left out by a repair."""
+    vanished: set[int] = field(default_factory=set)
+    """Segments that should be there and of which nothing is left."""
 
     @property
     def lost_bundles(self) -> int:
@@ -219,7 +221,15 @@ class _Own(_Holding):
             if one.named and entry.done.bit_count() < entry.bundle_count
             if not self._is_gone(seq)
         }
-        return (missing | segments.damaged.keys() | unfinished) - segments.deleted
+        return (missing | segments.damaged.keys() | unfinished | self._begun()) - segments.deleted
+
+    def _begun(self) -> set[int]:
+        """Where the subscribers stand: without a floor, all that tells lost from deleted."""
+        if isinstance(self.found.basics.floor, Floor):
+            return set()
+        newest = max(self.found.segments.numbers, default=0)
+        first = {one.oldest_incomplete for one in self.progress if one.named}
+        return {seq for seq in first if seq < newest}
 
     def _from_log(self, seq: int, places: dict[int, Place], blamed: set[BundleRef]) -> None:
         for index, place in places.items():
@@ -227,6 +237,8 @@ class _Own(_Holding):
         count = self._full_count(seq, places)
         self.result.counts[seq] = max(count or 0, max(places, default=-1) + 1)
         file = seq in self.found.segments.damaged or self._was_sealed(seq)
+        if file and not places:
+            self.result.vanished.add(seq)
         if count is None:
             if file:
                 self.lose_segment(seq, None, self.found.segments.damaged.get(seq))
@@ -240,7 +252,7 @@ class _Own(_Holding):
             self.result.lost.append(Lost("wal", reason, bundles=len(refs), refs=refs[:MAX_LISTED]))
 
     def _was_sealed(self, seq: int) -> bool:
-        return seq < self.found.basics.known_floor.replay_floor
+        return seq < self.found.basics.known_floor.replay_floor or seq in self._begun()
 
     def _full_count(self, seq: int, places: dict[int, Place]) -> int | None:
         """How many bundles a segment without a sound file has to have."""

@@ -72,9 +72,7 @@ class _Mending:
         self._aside: list[str] = []
         state = self._basics.known_state
         self._ledger = Ledger(state.losses, state.loss_totals)
-        self._names = {**state.slots, **plan.found.index.names}
-        if plan.rebuild_state is not None:
-            self._names |= self._names_in_segments()
+        self._names = {**self._names_in_segments(), **state.slots, **plan.found.index.names}
 
     def run(self) -> Mended:
         plan, disk = self._plan, self._disk
@@ -313,6 +311,7 @@ class _Mending:
                     yield KeyRecord(meta.key, meta.content_hash, ref, sequence, ts)
 
     def _names_in_segments(self) -> dict[str, int]:
+        """The log entry that gave a slot its name may be among what is lost."""
         names: dict[str, int] = {}
         for seq in sorted(self._plan.kept):
             reader = self._plan.found.segments.sound(seq)

@@ -148,7 +148,7 @@ class Plan:
     @cached_property
     def vanished(self) -> list[int]:
         """Segments of which nothing is left."""
-        lost = {*self.to_set_aside, *self.gaps} - set(self.to_write)
+        lost = {*self.to_set_aside, *self.gaps, *self.holdings.vanished} - set(self.to_write)
         return sorted(seq for seq in lost if seq not in self.kept and seq not in self.unfinished)
 
     @cached_property
@@ -204,7 +204,8 @@ class Plan:
             yield Action(segment_path(seq), _why(damaged[seq]), self._segment_action(seq))
         for seq in self.vanished:
             if seq not in damaged:
-                what = f"Record its {len(self.gaps[seq]):,} bundles as lost."
+                count = len(self.gaps.get(seq, ()))
+                what = f"Record {f'its {count:,} bundles' if count else 'it'} as lost."
                 yield Action(segment_path(seq), "the file is missing", what)
         if self.set_log_aside:
             yield from self._log_actions()

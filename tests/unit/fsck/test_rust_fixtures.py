@@ -136,10 +136,10 @@ def check_damaged(name: str, result: Dump, out: Disk, where: object) -> None:
 @pytest.mark.parametrize(
     ("name", "path", "step"),
     [
-        ("tiny-clean", "segments/0000000000000000.qseg", 7),
-        ("tiny-clean", "wal/quiver.wal", 7),
-        ("tiny-crashed", "segments/0000000000000000.qseg", 7),
-        ("tiny-crashed", "wal/quiver.wal", 7),
+        ("tiny-clean", "segments/0000000000000000.qseg", 29),
+        ("tiny-clean", "wal/quiver.wal", 29),
+        ("tiny-crashed", "segments/0000000000000000.qseg", 29),
+        ("tiny-crashed", "wal/quiver.wal", 29),
         ("crashed", "wal/quiver.wal.1", 211),
         ("crashed", "wal/quiver.wal.3", 211),
         ("crashed", "segments/0000000000000001.qseg", 211),
