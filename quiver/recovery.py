@@ -110,10 +110,15 @@ class Recovered:
 
 
 def recover(disk: Disk, config: Config, clock: Clock, *, watch: Watch | None = None) -> Recovered:
-    """Look, decide, act. The caller holds the store's lock."""
+    """Look, decide, act. The caller holds the store's lock.
+
+    Names first: a process that was killed may have left some that are not durable yet.
+    Whatever is renamed on top of them could reach the disk without them.
+    """
     for directory in ("", DIRECTORY, SEGMENTS):
         disk.mkdir(directory)
-    disk.fsync_dir("")
+    for directory in ("", DIRECTORY, SEGMENTS):
+        disk.fsync_dir(directory)
     return _Recovery(disk, config, clock, watch).run()
 
 

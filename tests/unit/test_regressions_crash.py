@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pyarrow as pa
 import pytest
 
@@ -9,8 +11,11 @@ from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
+from quiver.disk.oplog import Rename
 from quiver.engine import Store
+from tests.crash.disk import CrashDisk, Fold, Killed, Record
 from tests.crash.foreign import foreign_state
+from tests.crash.states import states
 
 CONFIG = Config.load(env={}, reserve=0)
 
@@ -68,3 +73,31 @@ def test_a_new_name_never_takes_over_a_slot_of_the_rust_crate() -> None:
         store.put({"Logs": one(2)}).wait()
         assert list(store.read((0, 0))) == ["slot0"]
         store.close()
+
+
+def test_names_that_a_killed_process_left_are_durable_before_others_are_given() -> None:
+    """Scenario: a process is killed between the two renames of a rotation, before the
+    directory is synced; the next one ends the rotation; then the power goes. Guarantee:
+    in whatever order the names reached the disk, the store opens and has the bundle."""
+    disk = CrashDisk()
+    opened(disk).put({"Logs": one(1)}).wait()
+    disk.revive()
+    store = opened(disk)  # a log that was found is set aside by the first put
+    disk.watch = lambda record: _kill_at(disk, record, Rename)
+    with pytest.raises(Killed):
+        store.put({"Logs": one(2)}).wait()
+    disk.revive()
+    disk.watch = None
+    done = len(disk.records)
+    opened(disk)
+    fold = Fold({})
+    for at, record in enumerate(disk.records):
+        fold.take(record)
+        for state in states(fold, random.Random(1), 64) if at >= done else ():
+            found = opened(MemoryDisk.from_image(state.files, state.directories))
+            assert found.read((0, 0))["Logs"].equals(one(1))
+
+
+def _kill_at(disk: CrashDisk, record: Record, kind: type) -> None:
+    if isinstance(record, kind):
+        disk.die_in = 0
