@@ -20,6 +20,7 @@ readable) → ``subscriber`` (made delivered).  Imports point downwards in this 
 ``opening`` ``engine``                   ``open()``, and the store people use
 ``subscription``                         a subscriber's view of it
 ``assembly`` ``puts`` ``status``         introduces the parts; takes puts in; tells how it is
+``membership``                           subscribers that come and go
 ``upkeep`` ``delivery`` ``background``   when what is due; who gets what next; the threads
 ``sealing`` ``sweeping`` ``records``     writes segments; deletes, on record; the small files
 ``admission`` ``ingest`` ``preparing``   is there room; under the lock; before the lock

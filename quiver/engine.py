@@ -13,7 +13,7 @@ here and in :mod:`quiver.upkeep`.  No thread is started unless asked for: see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Final
@@ -35,23 +35,21 @@ from quiver.events import (
     STORE_CLOSED,
     STORE_OPENED,
     STORE_POISONED,
-    SUBSCRIBER_ORPHANED,
-    SUBSCRIBER_REGISTERED,
-    SUBSCRIBER_UNREGISTERED,
     WAL_WRITE_FAILED,
     get_logger,
 )
 from quiver.format.record import BundleMeta, EncodedSlot
 from quiver.ids import BundleRef
-from quiver.lag import Lag, measure_lag
+from quiver.lag import Lag
+from quiver.membership import Membership
 from quiver.memory import MemoryBudget
 from quiver.metrics import Metrics
 from quiver.puts import Puts
 from quiver.receipt import Receipt
 from quiver.recovery import Report, Watch, recover
-from quiver.status import LogStatus, State, StoreStatus, SubscriberStatus
+from quiver.status import StoreStatus, take_status
 from quiver.subscriber.state import Order
-from quiver.subscriber.subscriber import Status, Subscriber
+from quiver.subscriber.subscriber import Status
 from quiver.subscription import Subscription
 from quiver.sweeping import Maintenance
 from quiver.tail import Trigger
@@ -112,6 +110,7 @@ class Store:
         self._upkeep, self._delivery = assembly.upkeep, assembly.delivery
         self._reader = assembly.delivery.reader
         self._puts = Puts(parts, self._upkeep, self._commits, self)
+        self._members = Membership(parts, self._upkeep, self._delivery)
         self._durable_bytes = self.metrics.counter(m.INGEST_DURABLE_BYTES)
         disk.poison.on_trip = self._on_poison
         try:
@@ -120,8 +119,6 @@ class Store:
             self._let_go()
             raise
         self.metrics.gauge(m.RECOVERY_SECONDS).set(clock.monotonic() - began)
-        for subscriber in self._registry.subscribers():
-            self._watch_lag(subscriber)
         self._logger.info(STORE_OPENED, replayed=recovered.report.bundles_replayed)
         self._own_background = background is True
         try:
@@ -237,18 +234,7 @@ class Store:
         """
         self._check_open()
         chosen = _order(order)
-        with self._lock:
-            growing = self._tail.growing
-            visible = self._tail.durable_count(growing)
-        latest = BundleRef(growing, visible)
-        position = self._delivery.start_ref(start, latest, self._parts.catalog.infos)
-        known = any(one.name == name for one in self._registry.subscribers())
-        subscriber = self._upkeep.records.guarded(lambda: self._registry.register(name, position))
-        if not self._upkeep.records.names(name):
-            self._upkeep.records.checkpoint()
-        if not known:
-            self._watch_lag(subscriber)
-            self._logger.info(SUBSCRIBER_REGISTERED, subscriber=name, start=str(position))
+        subscriber = self._members.register(name, start)
         return Subscription(
             self._delivery,
             subscriber,
@@ -271,37 +257,17 @@ class Store:
     def activate(self) -> list[str]:
         """End the start-up: who is known and was not registered is an orphan (returned)."""
         self._check_open()
-        orphans = self._registry.activate()
-        for name in orphans:
-            self._logger.warning(SUBSCRIBER_ORPHANED, subscriber=name)
-        return orphans
+        return self._members.activate()
 
     def unregister(self, name: str) -> int:
         """Remove a subscriber for good; what it had left is dropped. How many bundles."""
-        return self._leave(name, self._registry.unregister)
+        self._check_open()
+        return self._members.leave(name, self._registry.unregister)
 
     def drop_orphan(self, name: str) -> int:
         """Remove an orphan, and only an orphan; how many bundles it gave up."""
-        return self._leave(name, self._registry.drop_orphan)
-
-    def _leave(self, name: str, remove: Callable[[str], int]) -> int:
         self._check_open()
-        given_up = self._upkeep.leave(name, remove)
-        for metric in (m.SUBSCRIBER_LAG_BUNDLES, m.SUBSCRIBER_LAG_BYTES, m.SUBSCRIBER_LAG_SECONDS):
-            self.metrics.forget(metric, subscriber=name)
-        self._logger.info(SUBSCRIBER_UNREGISTERED, subscriber=name, dropped=given_up)
-        return given_up
-
-    def _watch_lag(self, subscriber: Subscriber) -> None:
-        gauge, name = self.metrics.gauge, subscriber.name
-        gauge(m.SUBSCRIBER_LAG_BUNDLES, subscriber=name).watch(lambda: subscriber.outstanding)
-        gauge(m.SUBSCRIBER_LAG_BYTES, subscriber=name).watch(lambda: self._lag(subscriber).nbytes)
-        gauge(m.SUBSCRIBER_LAG_SECONDS, subscriber=name).watch(
-            lambda: self._lag(subscriber).age_seconds
-        )
-
-    def _lag(self, subscriber: Subscriber) -> Lag:
-        return measure_lag(subscriber, self._reader, self._clock)
+        return self._members.leave(name, self._registry.drop_orphan)
 
     @property
     def orphans(self) -> list[str]:
@@ -315,7 +281,7 @@ class Store:
 
     def lag(self, name: str) -> Lag:
         """How far a subscriber is behind."""
-        return self._lag(self._registry.get(name))
+        return self._members.lag(self._registry.get(name))
 
     def all_subscribers_drained(self) -> bool:
         """Whether everybody, orphans too, has finished all there is."""
@@ -369,37 +335,7 @@ class Store:
 
     def status(self) -> StoreStatus:
         """How the store is doing: print it, or ``as_dict()`` for JSON."""
-        parts, wal = self._parts, self._wal
-        poison = self._disk.poison.cause
-        problems = list(self._upkeep.sweeping.problems)
-        if self._upkeep.records.disk_full:
-            problems.append("the disk is full")
-        if poison is not None:
-            problems.insert(0, str(poison))
-        ok = State.DEGRADED if problems else State.OK
-        return StoreStatus(
-            where=self.where,
-            state=State.POISONED if poison is not None else ok,
-            problems=tuple(problems),
-            bundles=sum(count for _, count in self.segments()),
-            segments=len(parts.catalog),
-            unwritten_segments=self._tail.segment_count,
-            next_segment=self._tail.next_segment,
-            next_sequence=self._ingest.next_sequence,
-            durable_before=self._ingest.durable_before,
-            usage=parts.usage(),
-            cap=parts.share.cap,
-            log=LogStatus.of(wal),
-            subscribers=tuple(
-                SubscriberStatus(
-                    one.name, str(one.status), self._lag(one), one.claimed, one.frontier
-                )
-                for one in self._registry.subscribers()
-            ),
-            losses=parts.ledger.losses,
-            loss_totals=parts.ledger.totals,
-            recovery=self.report,
-        )
+        return take_status(self.where, self._parts, self._upkeep, self._members, self.report)
 
     # Upkeep
 

@@ -10,8 +10,11 @@ from quiver.budget import Usage
 from quiver.format.state import Loss
 from quiver.ids import BundleRef
 from quiver.lag import Lag
+from quiver.membership import Membership
+from quiver.parts import Parts
 from quiver.recovery import Report
 from quiver.units import format_size
+from quiver.upkeep import Upkeep
 from quiver.wal.writer import WalWriter
 
 
@@ -100,3 +103,37 @@ class StoreStatus:
         ]
         lines += [f"  problem      {problem}" for problem in self.problems]
         return "\n".join(lines)
+
+
+def take_status(
+    where: str, parts: Parts, upkeep: Upkeep, members: Membership, report: Report
+) -> StoreStatus:
+    """Look at every part; takes no lock that a put needs for longer than a moment."""
+    poison = parts.disk.poison.cause
+    problems = list(upkeep.sweeping.problems)
+    if upkeep.records.disk_full:
+        problems.append("the disk is full")
+    if poison is not None:
+        problems.insert(0, str(poison))
+    ok = State.DEGRADED if problems else State.OK
+    return StoreStatus(
+        where=where,
+        state=State.POISONED if poison is not None else ok,
+        problems=tuple(problems),
+        bundles=sum(count for _, count in parts.registry.visible()),
+        segments=len(parts.catalog),
+        unwritten_segments=parts.tail.segment_count,
+        next_segment=parts.tail.next_segment,
+        next_sequence=parts.ingest.next_sequence,
+        durable_before=parts.ingest.durable_before,
+        usage=parts.usage(),
+        cap=parts.share.cap,
+        log=LogStatus.of(parts.wal),
+        subscribers=tuple(
+            SubscriberStatus(one.name, str(one.status), members.lag(one), one.claimed, one.frontier)
+            for one in parts.registry.subscribers()
+        ),
+        losses=parts.ledger.losses,
+        loss_totals=parts.ledger.totals,
+        recovery=report,
+    )
