@@ -38,9 +38,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="A durable buffer for Arrow data.\n\n"
-    "The commands below work on a store's directory, without a server and without an engine;"
-    " all but [bold]repair[/bold] only read, and can be used while something writes.\n\n"
-    + EXIT_CODES,
+    "[bold]inspect, verify, dump[/bold] and [bold]repair[/bold] work on a store's directory,"
+    " without a server and without an engine; all but repair only read, and can be used while"
+    " something writes.\n\n" + EXIT_CODES,
 )
 
 
@@ -49,8 +49,11 @@ def _quiver() -> None:
     """So that a command needs its name even while there is only one."""
 
 
+_OWN = (_inspect, _verify, _dump, _repair)
+
+
 def _add_commands() -> None:
-    for own in (_inspect, _verify, _dump, _repair):
+    for own in _OWN:
         own(app)
     for found in entry_points(group=GROUP):
         try:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Collection
 from itertools import combinations
 
 import pytest
 
 from quiver import Config, ManualClock, Store
+from quiver.disk.disk import Disk
+from quiver.disk.memory import MemoryDisk
+from quiver.errors import NotFound, QuiverError
 from quiver.fsck.mend import mend
 from quiver.fsck.repair import Plan
 from quiver.fsck.verify import verify
@@ -21,8 +25,10 @@ from tests.support.crashed import (
     mostly_in_log,
     mostly_sealed,
 )
+from tests.support.faulty import Fault, FaultyDisk
 from tests.support.rust import Image, batches_of, dumped, number_of
 
+WRITING = frozenset({"create", "pwritev", "fsync", "fsync_dir", "rename", "unlink", "mkdir"})
 FLIPS = 12
 """Bytes flipped in each file, evenly spread."""
 
@@ -153,3 +159,65 @@ def test_two_files_gone(kind: str) -> None:
         image = {path: data for path, data in truth.image.items() if path not in pair}
         # With the log's first file and all segments, the slot's name may go too.
         check(truth, image, pair, names=("Logs", "slot0"))
+
+
+def test_keys_survive_a_repair() -> None:
+    """A repeat is still known as one, by the ref it had, though the log it was in is gone."""
+    truth = mostly_in_log()
+    changed = bytearray(truth.image["wal/quiver.wal.3"])
+    changed[1000] ^= 1
+    image = {**truth.image, "wal/quiver.wal.3": bytes(changed)}
+    lost = truth.bundles.keys() - saved_numbers(image).keys()
+    disk = disk_of(image)
+    mend(disk, ManualClock(), where="mem")
+    store = Store(disk, Config.load(env={}, **SETTINGS), where="mem", clock=ManualClock())
+    for ref, number in truth.bundles.items():
+        again = store.put({"Logs": logs(number)}, key=f"key-{number}").wait().ref
+        assert again == ref or ref in lost
+    assert len(lost) == 1
+    store.close()
+
+
+def test_what_is_lost_is_given_to_nobody() -> None:
+    """Its place stays empty: asking for it says so, and the others keep their refs."""
+    truth = mostly_in_log()
+    changed = bytearray(truth.image["wal/quiver.wal.3"])
+    changed[1000] ^= 1
+    disk = disk_of({**truth.image, "wal/quiver.wal.3": bytes(changed)})
+    mended = mend(disk, ManualClock(), where="mem")
+    (loss,) = mended.losses
+    assert (loss.segment_seq, loss.bundles, loss.reason) == (1, 1, "damaged")
+    assert loss.subscribers == {"exporter": 1, "idle": 1}
+    store = Store(disk, Config.load(env={}, **SETTINGS), where="mem", clock=ManualClock())
+    (lost,) = truth.bundles.keys() - {b.ref for b in store.subscribe("new", follow=False)}
+    for ask in (store.read, store.meta, store.subscribe("new", follow=False).claim_bundle):
+        with pytest.raises(NotFound):
+            ask(lost)
+    assert store.lag("new").bundles == len(truth.bundles) - 1
+    store.close()
+
+
+def test_interrupted_repairs() -> None:
+    """A repair that fails at any call, done again, ends where an uninterrupted one does."""
+    truth = mostly_in_log()
+    changed = bytearray(truth.image["wal/quiver.wal.3"])
+    changed[1000] ^= 1
+    image = {**truth.image, "wal/quiver.wal.3": bytes(changed)}
+    del image["quiver.sub.idle"]
+    wanted = saved_numbers(image)
+    at, finished = 0, False
+    while not finished:
+        raw = MemoryDisk.from_image(image)
+        faulty = FaultyDisk(raw, Fault(at, errno.EIO, ops=WRITING))
+        try:
+            mend(Disk(faulty), ManualClock(), where="mem")
+        except QuiverError:
+            at += 1
+        else:
+            finished = True
+        again = Disk(MemoryDisk.from_image(raw.image()))
+        mend(again, ManualClock(), where="mem")
+        repaired = image_of(again)
+        assert verify(disk_of(repaired)).sound, at
+        assert served(repaired) == wanted, at
+    assert at > 20
