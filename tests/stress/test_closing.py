@@ -17,7 +17,7 @@ from tests.stress.crew import SLOT, Crew, Tally, batch_of, left_in, number_of, p
 
 pytestmark = pytest.mark.stress
 
-ROUNDS = 6
+ROUNDS = 4
 STORES = 5
 MANY = 1_000_000
 """More bundles than anybody puts before the store closes."""

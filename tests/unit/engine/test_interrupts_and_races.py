@@ -185,14 +185,22 @@ def test_an_interrupted_commit_answers_its_receipts(
 
 
 def test_an_interrupted_leader_steps_down(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scenario: the thread that commits for all is interrupted before it does. Guarantee:
-    the next one who waits takes the lead."""
+    """Scenario: a thread is interrupted when it has just taken the lead. Guarantee: the next
+    one who waits takes it over and commits for both."""
     store = world.store
     first, second = store.put({"Logs": batch(1)}), store.put({"Logs": batch(2)})
-    wal = store._wal
-    monkeypatch.setattr(wal, "commit", once(KeyboardInterrupt(), wal.commit))  # type: ignore[union-attr]
+    commits = store._commits
+    assert commits is not None
+    take_lead = commits._take_lead
+
+    def interrupted(*args: Any) -> bool:
+        take_lead(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commits, "_take_lead", interrupted)
     with pytest.raises(KeyboardInterrupt):
         first.wait()
+    monkeypatch.undo()
     thread, _ = outcome_of(second.wait)
     joined(thread)
     assert first.durable
