@@ -156,7 +156,7 @@ def connect(
         connection.close()
         raise Disconnected(
             error.code,
-            f"no Quiver server answers at {connection.address.location}: {error.message}",
+            f"no Quiver server answers at {url} ({error.message.rpartition(': ')[2]}).",
             details=error.details,
         ) from error
     except ClientError:
