@@ -278,7 +278,7 @@ def test_open_doors_to_the_world_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Settings.load(env={}, **settings)
     if "server__host" in settings:
-        assert Settings.load(env={}, **settings, server__insecure=True)
+        assert Settings.load(env={}, **settings, server__insecure=True).server.insecure
 
 
 def _openssl(*arguments: str, cwd: Path) -> None:

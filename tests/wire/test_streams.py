@@ -146,9 +146,7 @@ def test_the_number_of_streams_is_bounded(make_server: MakeServer) -> None:
 def test_five_hundred_streams(make_server: MakeServer) -> None:
     """Scenario: 500 streams, all used, then all listed. Guarantee: threads and files stay
     bounded by what may be open, not by what there is; every one can be read."""
-    server = make_server(
-        server__max_open_streams=40, **{name: value for name, value in SMALL_STREAM.items()}
-    )
+    server = make_server(server__max_open_streams=40, **SMALL_STREAM)
     with connect(server) as client:
         put_slot(client, "s0", [logs(0)])
         threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
@@ -163,6 +161,7 @@ def test_five_hundred_streams(make_server: MakeServer) -> None:
             assert batches["Logs"].equals(logs(n))
 
 
+@pytest.mark.slow
 def test_a_thousand_subscribers(client: flight.FlightClient) -> None:
     """Scenario: a thousand names register on one stream. Guarantee: each gets everything,
     and listing their lag works."""
