@@ -53,6 +53,7 @@ from quiver.subscriber.subscriber import Status
 from quiver.subscription import Subscription
 from quiver.sweeping import Maintenance
 from quiver.tail import Trigger
+from quiver.watching import RecoveryWatch
 
 POLL_SECONDS: Final = 0.05
 
@@ -85,7 +86,9 @@ class Store:
         self._file_lock = StoreLock.acquire(disk, clock, where=where)
         try:
             began = clock.monotonic()
-            recovered = recover(disk, config, clock, watch=watch)
+            recovered = recover(
+                disk, config, clock, watch=RecoveryWatch(clock, self._logger, watch)
+            )
             self.report: Report = recovered.report
             assembly = assemble(
                 disk,

@@ -156,9 +156,14 @@ class Sealing:
         except QuiverError as error:
             parts.log.debug(SEGMENT_FINALIZE_FAILED, step="cursor", error=str(error))
 
-    def rotate_old_log(self) -> None:
-        """Close a log file that is older than it may get, even when nothing is written."""
+    @property
+    def log_is_old(self) -> bool:
+        """Whether the log's file is older than it may get."""
         wal, age = self._parts.wal, self._parts.config.wal.max_idle_age
-        if wal is not None and age is not None and wal.file_age >= age:
-            wal.rotate()
+        return wal is not None and age is not None and wal.file_age >= age
+
+    def rotate_old_log(self) -> None:
+        """Close a log file that is too old, even when nothing is written."""
+        if self._parts.wal is not None and self.log_is_old:
+            self._parts.wal.rotate()
             self.retire_log()

@@ -82,6 +82,7 @@ class Upkeep:
             )
             or (now - self.sweeping.last_sweep >= SWEEP_SECONDS and self._watches_the_clock())
             or self._needs_watermark(now)
+            or self.sealing.log_is_old
         )
 
     @property

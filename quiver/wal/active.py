@@ -113,9 +113,11 @@ class LogFiles:
 
     @property
     def age(self) -> float:
-        """Seconds since the active file was begun."""
+        """Seconds since the active file was begun; 0 while nothing is in it."""
         active = self._active
-        return 0.0 if active is None else self._clock.monotonic() - active.created
+        if active is None or active.end == HEADER_SIZE:
+            return 0.0
+        return self._clock.monotonic() - active.created
 
     @property
     def bytes_on_disk(self) -> int:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import threading
 
 import pytest
 
 from quiver import Background, BundleRef, Outcome, SystemClock
-from quiver.errors import BundleGone, Busy, InvalidInput, SlotNotInBundle, UnknownBundle
-from tests.support.stores import SECONDS, World, batch, number_of, run_in_threads
+from quiver.errors import (
+    BundleGone,
+    Busy,
+    InvalidInput,
+    IoFault,
+    SlotNotInBundle,
+    UnknownBundle,
+)
+from tests.support.faulty import Fault
+from tests.support.stores import SECONDS, World, batch, flipped, number_of, run_in_threads
 
 
 def test_durable_bundles_are_delivered_from_memory(world: World) -> None:
@@ -328,3 +337,37 @@ def test_a_drain_ends_though_nothing_is_acked(world: World) -> None:
     reader = world.store.subscribe("r", follow=False)
     assert [number_of(bundle["Logs"]) for bundle in reader] == [1, 2, 3]
     assert [number_of(bundle["Logs"]) for bundle in reader] == [1, 2, 3]
+
+
+def test_a_read_that_fails_does_not_keep_the_claim(world: World) -> None:
+    """Scenario: the disk fails while a bundle is fetched for a subscriber. Guarantee: the
+    fault is told, the bundle is not taken for damaged, and it is delivered when the disk is
+    well again."""
+    world.store.subscribe("r")
+    world.sealed(1)
+    world.restart()
+    reader = world.store.subscribe("r")
+    world.faulty.strike(
+        Fault(at=0, error=errno.EIO, ops=frozenset({"open", "view", "pread"}), under="segments/0")
+    )
+    with pytest.raises(IoFault):
+        reader.next_bundle()
+    assert world.files("quarantine/") == []
+    bundle = reader.next_bundle()
+    assert bundle is not None
+    assert number_of(bundle["Logs"]) == 1
+
+
+def test_a_claim_of_what_turns_out_lost(world: World) -> None:
+    """Scenario: a bundle is claimed by its ref, and its segment is damaged. Guarantee: the
+    answer is that it is gone, and how; it is not pending any more."""
+    world.store.subscribe("r")
+    refs = world.sealed(1)
+    world.store.close()
+    world.change("segments/0000000000000000.qseg", lambda data: flipped(data, 70))
+    world.open()
+    reader = world.store.subscribe("r")
+    with pytest.raises(BundleGone) as caught:
+        reader.claim_bundle(refs[0])
+    assert caught.value.details["outcome"] == "lost"
+    assert reader.pending_bundle_count == 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 import pytest
 
 from quiver import Store
 from quiver.disk.disk import Disk
+from quiver.disk.memory import MemoryDisk
 from quiver.errors import (
     BundleGone,
     LayoutMismatch,
@@ -16,7 +18,9 @@ from quiver.errors import (
     StoreLocked,
     WalCorrupt,
 )
+from quiver.events import RECOVERY_PROGRESS
 from quiver.metrics import RECOVERY_BUNDLES, SEGMENT_QUARANTINED, TORN_TAILS
+from quiver.wal.contents import LogEntry
 from tests.support.stores import World, flipped
 
 SEGMENT = "segments/0000000000000000.qseg"
@@ -275,15 +279,24 @@ def test_recovery_reads_no_segments_that_the_log_does_not_cover() -> None:
     assert reads == []
 
 
-def test_recovery_can_be_watched(world: World) -> None:
-    """Scenario: somebody shows a progress bar. Guarantee: they are told of every entry."""
-    world.put_durable(1, 2, 3)
+def test_recovery_can_be_watched(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """Scenario: a long recovery. Guarantee: a progress bar is told of every entry, and the
+    log says every few seconds how far it is."""
+    world.put_durable(*range(10))
     seen: list[int] = []
-    image = type(world.raw).from_image(world.raw.image(), world.raw.directories())
-    config = world.store.config
-    Store(Disk(image), config, where="x", watch=lambda entry: seen.append(entry.sequence)).close()
+
+    def watch(entry: LogEntry) -> None:
+        seen.append(entry.sequence)
+        world.clock.advance(2)
+
+    image = MemoryDisk.from_image(world.raw.image(), world.raw.directories())
+    with caplog.at_level(logging.INFO, "quiver"):
+        Store(Disk(image), world.store.config, where="x", clock=world.clock, watch=watch).close()
     assert seen == sorted(seen)
-    assert len(seen) >= 3
+    assert len(seen) >= 10
+    told = [r for r in caplog.records if getattr(r, "event", "") == RECOVERY_PROGRESS]
+    assert len(told) == 3
+    assert told[0].fields["entries"] > 2  # type: ignore[attr-defined]
 
 
 def test_recovery_is_idempotent(world: World) -> None:

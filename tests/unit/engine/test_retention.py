@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from quiver import Outcome
+import quiver
+from quiver import Outcome, sweeping
 from quiver.errors import BundleGone
 from quiver.metrics import GC_EVICTIONS, SEGMENT_DROPPED, SUBSCRIBER_DROPPED
+from quiver.retention import plan
 from tests.support.stores import World, payload
 
 SMALL: dict[str, Any] = {
@@ -227,11 +229,29 @@ def test_what_is_only_in_the_log_is_never_dropped() -> None:
     assert world.store.segments() == [(0, 1)]
 
 
+def test_nobody_loses_what_they_came_back_to(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario: between the look that finds a segment finished and its deletion, a subscriber
+    seeks back to it. Guarantee: the segment stays, and the subscriber gets it again."""
+    refs = world.sealed(1)
+    world.drain("r")
+    reader = world.store.subscribe("r", follow=False)
+
+    def decide_then_seek(*arguments: Any, **options: Any) -> Any:
+        decided = plan(*arguments, **options)
+        assert len(decided.evictions) == 1
+        reader.seek(refs[0])
+        return decided
+
+    monkeypatch.setattr(sweeping, "plan", decide_then_seek)
+    assert world.store.maintain().deleted == 0
+    monkeypatch.undo()
+    assert world.drain("r") == [1]
+    assert world.store.maintain().deleted == 1
+
+
 def test_a_mapped_file_stays_counted(tmp_path: Any) -> None:
     """Scenario: a reader still holds a batch out of a segment that is deleted. Guarantee:
     its bytes count as used until the reader lets go."""
-    import quiver
-
     with quiver.open(tmp_path, reserve=0) as store:
         ref = store.put({"Logs": payload(10_000)}).wait().ref
         store.flush()

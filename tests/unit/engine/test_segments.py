@@ -239,3 +239,24 @@ def test_a_clean_close_leaves_a_tidy_directory() -> None:
     assert len(world.store.read(refs[0])["Logs"]) == 1
     world.restart()
     assert len(world.store.segments()) == len({ref.segment_seq for ref in refs}) + 1
+
+
+def test_an_old_log_file_is_closed_though_nothing_is_written() -> None:
+    """Scenario: a log file with bundles that are all in segments, and an age limit; nobody
+    puts any more. Guarantee: at that age it makes way for an empty one and goes, once."""
+    world = World(wal={"max_idle_age": "60s"})
+    world.store.subscribe("r")
+    world.sealed(1, 2)
+    size = world.store.status().usage.log
+    world.clock.advance(59)
+    world.store.maintain()
+    assert world.store.status().usage.log >= size
+    world.clock.advance(2)
+    assert world.store._upkeep.is_due()
+    world.store.maintain()
+    assert len([p for p in world.files("wal/quiver.wal") if "cursor" not in p]) <= 2
+    world.clock.advance(61)
+    world.store.maintain()
+    assert not world.store._upkeep.is_due()
+    world.power_cut()
+    assert world.drain("r") == [1, 2]
