@@ -28,7 +28,7 @@ from tests.stress.crew import (
 pytestmark = [pytest.mark.stress, pytest.mark.usefixtures("_switching")]
 
 PRODUCERS = 3
-BUNDLES = 120
+BUNDLES = 80
 """Of each producer."""
 HELD_BATCHES = 50
 
