@@ -106,7 +106,7 @@ class Poison:
 class Bury(Protocol):
     """Who takes dead letters: must not wait."""
 
-    def __call__(self, poison: Poison) -> None: ...
+    def __call__(self, poison: Poison, /) -> None: ...
 
 
 def bundle_info(handle: ClaimedBundle, delivery: int, reason: str) -> BundleInfo:
@@ -421,7 +421,7 @@ class Desk:
                     lease.expired += refs
                 else:
                     lease.closed = True
-                    del self._leases[lease.id]
+                    self._leases.pop(lease.id, None)
                 count += len(refs)
         if count:
             _log.info(LEASE_EXPIRED, stream=self.stream, subscriber=self.name, bundles=count)

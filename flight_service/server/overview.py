@@ -66,7 +66,11 @@ class ServerOverview:
             "version": _version(),
             "uptime_seconds": round(self._clock.monotonic() - self._started, 3),
             "health": health.status,
-            "recovery": {"done": self.recovery_done, "total": self.recovery_total},
+            "recovery": {
+                "streams": self.recovery_total,
+                "streams_done": self.recovery_done,
+                "entries_read": self._streams.replayed,
+            },
             "calls": self.calls(),
             "streams": len(self._streams.names()),
             "open_streams": len(self._streams.opened()),

@@ -58,6 +58,11 @@ class ServerSection(Section):
     disk_budget: Size | None = Field(
         default=None, ge=MIB, description="Disk space of all open streams together. Off."
     )
+    memory: Size = Field(
+        default=512 * MIB,
+        ge=MIB,
+        description="Memory for bundles not yet in a file, of all streams together.",
+    )
     drain_timeout: Duration = Field(
         default=10.0, gt=0, le=600, description="Longest time from SIGTERM to exit."
     )

@@ -29,11 +29,13 @@ from typing import Any, Final
 
 from flight_service.protocol.errors import ServiceError
 from flight_service.server.events import (
+    STREAM_CLOSE_FAILED,
     STREAM_CLOSED,
     STREAM_CREATED,
     STREAM_DAMAGED,
     STREAM_DELETED,
     STREAM_OPENED,
+    TICK_FAILED,
     get_logger,
 )
 from flight_service.server.leases import Bury
@@ -49,6 +51,7 @@ from quiver.disk.posix import PosixDisk
 from quiver.engine import Store
 from quiver.errors import Damage, QuiverError, StorageFault
 from quiver.ids import stream_name
+from quiver.memory import MemoryBudget
 
 STREAMS: Final = "streams"
 TRASH: Final = "trash"
@@ -95,6 +98,9 @@ class Streams:
             raise
         self._background = Background(settings.server.flushers, settings.server.workers)
         self._budget = DiskBudget(settings.server.disk_budget)
+        self._memory = MemoryBudget(settings.server.memory)
+        self.replayed = 0
+        """Log entries read while opening streams: how far a recovery has come."""
         self.closing = False
 
     def _found(self) -> list[str]:
@@ -169,6 +175,8 @@ class Streams:
             clock=self._clock,
             background=self._background,
             budget=self._budget,
+            memory=self._memory,
+            watch=self._count_replayed,
         )
         _log.info(STREAM_OPENED, stream=name, replayed=store.report.bundles_replayed)
         return Stream(
@@ -180,6 +188,9 @@ class Streams:
             bury=self._bury,
             save=lambda kept: write_record(self._disk, place, kept),
         )
+
+    def _count_replayed(self, entry: object) -> None:
+        self.replayed += 1
 
     def _make_place(self, entry: _Entry) -> None:
         """Close the stream that was not used for longest, if all places are taken."""
@@ -208,8 +219,11 @@ class Streams:
                 if entry.users or entry.stream is None or entry.stream.busy:
                     return False
                 stream, entry.stream = entry.stream, None
-            stream.close()
-            _log.info(STREAM_CLOSED, stream=entry.name)
+            try:
+                stream.close()
+                _log.info(STREAM_CLOSED, stream=entry.name)
+            except QuiverError as error:  # its place is free all the same
+                _log.error(STREAM_CLOSE_FAILED, stream=entry.name, error=str(error))
             return True
         finally:
             entry.lock.release()
@@ -264,7 +278,8 @@ class Streams:
                     del self._entries[name]
                 if stream is not None:
                     entry.stream = None
-                    stream.close()
+                    with contextlib.suppress(QuiverError):  # nothing of it is to be kept
+                        stream.close()
                 aside = f"{TRASH}/{name}.{secrets.token_hex(8)}"
                 self._disk.rename(f"{STREAMS}/{name}", aside)
                 self._disk.fsync_dir(TRASH)
@@ -305,7 +320,10 @@ class Streams:
     def tick(self, now: float) -> None:
         """What has become due: leases that end, failures to write down, idle streams."""
         for stream in self.opened():
-            stream.tick(now)
+            try:
+                stream.tick(now)
+            except Exception as error:  # one stream's trouble is no other's
+                _log.error(TICK_FAILED, stream=stream.name, error=str(error), exc_info=error)
         limit = self.settings.server.idle_close
         with self._lock:
             idle = [
