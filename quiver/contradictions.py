@@ -2,13 +2,13 @@
 
 A file that vanished, or was cut at a place where it looks whole, has no bad checksum to
 give it away.  So the files vouch for each other: the floor for the log and the checkpoint,
-everything of ours for the floor, and segments and checkpoint for how far the log must go.
-None of the following is a state that a crash can leave.
+everything of ours for the floor, and segments, checkpoint and progress for how far the log
+must go.  None of the following is a state that a crash can leave.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from quiver.errors import Damage, StateCorrupt, WalCorrupt
@@ -93,6 +93,31 @@ def _log_too_short(found: Seen, segments: Sequence[SegmentInfo]) -> Iterator[Wal
             f" and {known - 1:,} was durable.",
             log.files[-1].path,
         )
+
+
+def log_behind_progress(
+    found: Seen, there: Mapping[int, int], excused: Collection[int]
+) -> Iterator[WalCorrupt]:
+    """A subscriber is shown a bundle only when the log has it, durably.
+
+    ``there`` are the bundles of each segment, in its file or in the log; ``excused`` are
+    segments that are known to be damaged.
+    """
+    log = found.log
+    if not log.files or log.foreign:
+        return
+    for name, progress in found.basics.progress.items():
+        if not isinstance(progress, Progress) or not progress.named:
+            continue
+        for seq, entry in progress.entries.items():
+            if seq < found.basics.known_floor.replay_floor or seq in excused:
+                continue
+            if entry.bundle_count > there.get(seq, 0):
+                yield _short_log(
+                    f"the log's end is missing: {name} was shown {entry.bundle_count:,} bundles"
+                    f" of segment {seq}, and there are {there.get(seq, 0):,}.",
+                    log.files[-1].path,
+                )
 
 
 def known_sequence(basics: Basics, segments: Sequence[SegmentInfo]) -> int:

@@ -32,15 +32,16 @@ goes with the size of the log and not with what is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from quiver.adoption import adopt
 from quiver.bundle import SlotTable
 from quiver.clock import Clock
 from quiver.config import Config
-from quiver.contradictions import contradictions, known_sequence
+from quiver.contradictions import contradictions, known_sequence, log_behind_progress
 from quiver.disk.disk import TMP_SUFFIX, Disk
+from quiver.errors import QuiverError, SegmentDamage
 from quiver.events import (
     BUNDLES_LOST,
     PROGRESS_DAMAGED,
@@ -54,6 +55,7 @@ from quiver.format.state import STATE_NAME, Checkpoint, KeyRecord, Loss, encode_
 from quiver.format.wal_header import layout_hash
 from quiver.ids import BundleRef
 from quiver.ledger import Ledger
+from quiver.losses import count_lost
 from quiver.segment.accumulator import OpenSegment
 from quiver.segment.catalog import Catalog
 from quiver.segment.info import SEGMENTS
@@ -144,6 +146,7 @@ class _Recovery:
         adopted = adopt(self._disk, self._catalog, found, self._slots.names)
         state = replace(found.basics.known_state, adoption=None)
         ledger = Ledger(state.losses, state.loss_totals)
+        keys = self._keys_in_segments(found) if self._without_log else []
         quarantined, rebuilt = self._set_aside_damaged(found)
         self._finish_deletions(found)
         lost_seqs = [seq for seq in self._lost(found) if seq not in adopted.unfinished]
@@ -151,9 +154,9 @@ class _Recovery:
         segments = self._seal_without_log(found)
         next_segment = first_free_segment(found, (info.seq for info in self._catalog.infos))
         registry, problems, missing = self._load_progress(found, segments, next_segment)
-        losses = self._record_losses(ledger, lost_seqs, missing)
+        losses = self._record_losses(found, ledger, {*lost_seqs, *missing})
         log = self._log_start(found)
-        window = self._window(found)
+        window = self._window(found, keys)
         floor = self._floor(found, next_segment)
         if self._without_log and found.log.files and not found.log.foreign:
             state, floor = self._end_log(found, window, ledger, floor, next_segment)
@@ -188,8 +191,18 @@ class _Recovery:
 
     def _refuse(self, found: Survey) -> None:
         """Stop before anything is changed, if what is there doesn't add up."""
-        for problem in contradictions(found, self._catalog.infos):
+        infos = self._catalog.infos
+        for problem in contradictions(found, infos):
             raise problem
+        there = {info.seq: info.bundle_count for info in infos}
+        there |= {segment.seq: segment.bundle_count for segment in found.replay.segments}
+        excused = {*found.sealed.damaged, *found.replay.headless}
+        for problem in log_behind_progress(found, there, excused):
+            raise problem
+        if self._config.subscribers.corrupt_progress == "fail":
+            for progress in found.basics.progress.values():
+                if isinstance(progress, QuiverError):
+                    raise progress
 
     # Segments
 
@@ -224,14 +237,13 @@ class _Recovery:
         return sorted(missing | damaged | found.replay.headless)
 
     def _record_losses(
-        self, ledger: Ledger, lost: list[int], missing: Mapping[int, Mapping[str, int]]
+        self, found: Survey, ledger: Ledger, lost: Iterable[int]
     ) -> tuple[Loss, ...]:
         losses: list[Loss] = []
-        for seq in sorted({*lost, *missing}):
+        for seq in sorted(lost):
             if seq in ledger:
                 continue
-            subscribers = dict(missing.get(seq, {}))
-            bundles = max(subscribers.values(), default=0)
+            bundles, subscribers = count_lost(seq, found.basics, self._catalog.infos)
             loss = Loss(seq, bundles, 0, "damaged", self._clock.now_ns(), subscribers)
             ledger.record(loss)
             losses.append(loss)
@@ -242,7 +254,7 @@ class _Recovery:
 
     def _load_progress(
         self, found: Survey, segments: list[OpenSegment], next_segment: int
-    ) -> tuple[Registry, tuple[str, ...], dict[int, dict[str, int]]]:
+    ) -> tuple[Registry, tuple[str, ...], set[int]]:
         registry = Registry(self._disk, policy=self._config.subscribers.corrupt_progress)
         totals = {info.seq: info.bundle_count for info in self._catalog.infos}
         if self._config.deliver == "durable" and not self._without_log:
@@ -251,14 +263,12 @@ class _Recovery:
         else:
             growing = min((seg.seq for seg in segments), default=next_segment)
         problems: list[str] = []
-        missing: dict[int, dict[str, int]] = {}
+        missing: set[int] = set()
         for one in registry.load(found.basics.progress, totals, growing):
             if one.problem is not None:
                 problems.append(one.problem.message)
                 self._log.error(PROGRESS_DAMAGED, subscriber=one.name, error=str(one.problem))
-            for seq, count in one.missing.items():
-                if not found.basics.known_floor.is_gone(seq):
-                    missing.setdefault(seq, {})[one.name] = count
+            missing |= {seq for seq in one.missing if not found.basics.known_floor.is_gone(seq)}
         return registry, tuple(problems), missing
 
     # The rest
@@ -278,25 +288,29 @@ class _Recovery:
             for stream in segment.streams:
                 self._slots.use(stream.slot)
 
-    def _window(self, found: Survey) -> KeyWindow:
+    def _window(self, found: Survey, in_segments: list[KeyRecord]) -> KeyWindow:
         config = self._config.idempotency
         window = KeyWindow(config.window_count, int(config.window_age * 1e9))
-        state = found.basics.known_state
-        window.extend(state.window)
-        if self._without_log:
-            window.extend(self._keys_in_segments(state.through))
+        window.extend(found.basics.known_state.window)
+        window.extend(in_segments)
         window.extend(sorted(found.replay.keys, key=lambda record: record.sequence))
         return window
 
-    def _keys_in_segments(self, through: int) -> list[KeyRecord]:
-        """Without a log the newest keys are in the newest segments only."""
-        return [
-            record
-            for info in self._catalog.infos
-            if info.last_sequence is not None and info.last_sequence >= through
-            for record in self._keys_of(self._catalog.reader(info.seq))
-            if record.sequence >= through
-        ]
+    def _keys_in_segments(self, found: Survey) -> list[KeyRecord]:
+        """Without a log the newest keys are in the newest segments only.
+
+        Reading them checks those segments: what is damaged is set aside like any other.
+        """
+        through = found.basics.known_state.through
+        keys: list[KeyRecord] = []
+        for info in self._catalog.infos:
+            if info.last_sequence is None or info.last_sequence < through:
+                continue
+            try:
+                keys += self._keys_of(self._catalog.reader(info.seq))
+            except SegmentDamage as damage:
+                found.sealed.damaged[info.seq] = damage
+        return [record for record in keys if record.sequence >= through]
 
     def _keys_of(self, reader: SegmentReader) -> Iterator[KeyRecord]:
         for index in range(len(reader)):

@@ -19,7 +19,7 @@ from quiver.engine import Store
 from tests.faults.world import Witness, check, config, meaningful
 from tests.support.faulty import FOREVER, Fault, FaultyDisk
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(1200)]
 
 _SYNCS: Final = frozenset({"fsync", "fdatasync", "fsync_dir"})
 _WRITES: Final = frozenset({"pwritev"})
@@ -35,8 +35,8 @@ KINDS: Final = {
     "short write, then ENOSPC": Fault(0, errno.ENOSPC, short=True, ops=_WRITES),
     "mmap ENOMEM": Fault(0, errno.ENOMEM, ops=frozenset({"view"})),
 }
-STEP: Final = int(os.environ.get("QUIVER_FAULT_STEP", "1"))
-"""Only every so many calls, for a quick look."""
+STEP: Final = int(os.environ.get("QUIVER_FAULT_STEP", "4"))
+"""`make prove` takes every call, `make test` every so many."""
 
 MODES: Final = {
     "wal": config(wal={"max_idle_age": 30.0}),

@@ -13,7 +13,7 @@ from quiver.config import Config
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
 from quiver.engine import Store
-from quiver.segment import SegmentReader, write_segment
+from quiver.segment import SegmentReader, segment_path, write_segment
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.segments import memory_disk, open_segment
 
@@ -72,3 +72,18 @@ def test_closing_a_segment_that_was_only_read_never_raises() -> None:
     del reader
     gc.collect()
     assert faulty.fired
+
+
+def test_a_damaged_segment_does_not_keep_a_store_without_a_log_shut() -> None:
+    """Its keys are looked for at the start: the damage is found then, and set aside."""
+    raw = MemoryDisk(record=False)
+    store = opened(raw, durability="segment_only")
+    first = store.put({"Logs": BATCH}, key="a").wait().ref
+    second = store.put({"Logs": BATCH}, key="b").wait().ref
+    files = dict(raw.image())
+    path = segment_path(first.segment_seq)
+    files[path] = files[path][:100] + b"?" + files[path][101:]
+    again = opened(MemoryDisk.from_image(files), durability="segment_only")
+    assert [loss.segment_seq for loss in again.report.lost] == [first.segment_seq]
+    assert again.report.quarantined
+    assert set(again.read(second)) == {"Logs"}
