@@ -37,6 +37,8 @@ EXIT_CODES: Final = """Exit codes: 0 sound, 1 wrong usage or another error, 2 da
 
 DEBUG: Final = "QUIVER_DEBUG"
 MAX_STORES: Final = 10_000
+BELOW: Final = ("*", "*/store", "streams/*/store")
+"""Where a directory may have stores: side by side, or as a server keeps its streams."""
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -154,15 +156,16 @@ class Store:
 
 
 def stores(directory: Path) -> list[Store]:
-    """The store in a directory, or those in the directories below it."""
+    """The store in a directory, or those below it: all streams of a server's root, say."""
     _check_directory(directory)
     disk = Disk(PosixDisk(directory))
     if holds_a_store(disk):
         return [Store("", directory, disk)]
     below = [
-        Store(path.name, path, below)
-        for path in sorted(directory.iterdir())[:MAX_STORES]
-        if path.is_dir() and holds_a_store(below := Disk(PosixDisk(path)))
+        Store(_name(path, directory, pattern), path, found)
+        for pattern in BELOW
+        for path in sorted(directory.glob(pattern))[:MAX_STORES]
+        if path.is_dir() and holds_a_store(found := Disk(PosixDisk(path)))
     ]
     if not below:
         raise NotFound(
@@ -170,6 +173,11 @@ def stores(directory: Path) -> list[Store]:
             advice="Name the directory that has wal/ and segments/ in it, or the one above.",
         )
     return below
+
+
+def _name(path: Path, directory: Path, pattern: str) -> str:
+    """What the ``*`` of the pattern stands for: in a server's root, the stream."""
+    return path.relative_to(directory).parts[pattern.split("/").index("*")]
 
 
 def _check_directory(directory: Path) -> None:

@@ -74,6 +74,21 @@ def read_only(damaged: Path) -> Iterator[Path]:
     assert contents(damaged) == before
 
 
+# which stores are meant
+
+
+@pytest.mark.parametrize("below", ["streams/{}/store", "{}/store", "{}"])
+def test_all_streams_of_a_server_at_once(store: Path, tmp_path: Path, below: str) -> None:
+    """Scenario: the root of a server, its directory of streams, or stores side by side;
+    a deleted stream is still in the trash. Guarantee: each store is found, under its own
+    name, and what is in the trash is none."""
+    root = tmp_path / "root"
+    for name in ("a", "b"):
+        shutil.copytree(store, root / below.format(name))
+    shutil.copytree(store, root / "trash" / "c.0123" / "store")
+    assert sorted(answer("verify", root)["stores"]) == ["a", "b"]
+
+
 # inspect
 
 
