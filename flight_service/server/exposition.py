@@ -39,9 +39,10 @@ class _Stores(Collector):
                 name = sample.metric.name.replace(".", "_")
                 if sample.metric.kind is Kind.COUNTER:
                     name = name.removesuffix("_total")
-                family = families.get(name)
+                # By its full name: a gauge may be called like a counter but for `_total`.
+                family = families.get(sample.metric.name)
                 if family is None:
-                    family = families[name] = Metric(
+                    family = families[sample.metric.name] = Metric(
                         name, sample.metric.description, str(sample.metric.kind)
                     )
                 _add(family, name, {"stream": stream.name, **dict(sample.labels)}, sample)

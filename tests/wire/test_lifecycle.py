@@ -64,7 +64,7 @@ def test_pages(server: Server, client: flight.FlightClient) -> None:
 
 def test_every_line_of_metrics_is_well_formed(server: Server, client: flight.FlightClient) -> None:
     """Scenario: metrics read by Prometheus' own parser. Guarantee: all of it is understood,
-    counters end in _total."""
+    counters end in _total, and a gauge of the same name is still a gauge."""
     parser = pytest.importorskip("prometheus_client.parser")
     put_slot(client, "t", [logs(1)])
     families = list(parser.text_string_to_metric_families(fetch(server.http_port, "/metrics")[1]))
@@ -72,6 +72,8 @@ def test_every_line_of_metrics_is_well_formed(server: Server, client: flight.Fli
     for family in families:
         if family.type == "counter":
             assert all(one.name.endswith("_total") for one in family.samples)
+    kinds = {(one.name, family.type) for family in families for one in family.samples}
+    assert {("quiver_wal_bytes", "gauge"), ("quiver_wal_bytes_total", "counter")} <= kinds
 
 
 def test_slow_http_clients_are_cut_off_others_served(server: Server) -> None:
