@@ -218,10 +218,14 @@ class _Own(_Holding):
             for one in self.progress
             for seq, entry in one.entries.items()
             # The Rust crate's files may go on listing segments that were deleted.
-            if one.named and entry.done.bit_count() < entry.bundle_count
-            if not self._is_gone(seq)
+            if one.named and not self._is_gone(seq)
+            if entry.done.bit_count() < entry.bundle_count or self._must_be_in_log(seq)
         }
         return (missing | segments.damaged.keys() | unfinished | self._begun()) - segments.deleted
+
+    def _must_be_in_log(self, seq: int) -> bool:
+        floor = self.found.basics.floor
+        return isinstance(floor, Floor) and seq >= floor.replay_floor
 
     def _begun(self) -> set[int]:
         """Where the subscribers stand: without a floor, all that tells lost from deleted."""
@@ -256,7 +260,8 @@ class _Own(_Holding):
 
     def _full_count(self, seq: int, places: dict[int, Place]) -> int | None:
         """How many bundles a segment without a sound file has to have."""
-        marks = [p.entries[seq].done.bit_length() for p in self.progress if seq in p.entries]
+        listed = [p.entries[seq] for p in self.progress if seq in p.entries and p.named]
+        marks = [entry.bundle_count for entry in listed]  # nobody is shown what isn't durable
         known = self.count_of(seq) if self._was_sealed(seq) else None
         if seq in self.found.segments.damaged:
             known = self.count_of(seq)

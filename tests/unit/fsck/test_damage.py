@@ -152,6 +152,16 @@ def test_cut_file(kind: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("kind", STORES)
+def test_log_cut_where_it_looks_whole(kind: str) -> None:
+    """No checksum fails, but a subscriber was shown more than there is."""
+    truth = STORES[kind]()
+    head = truth.image["wal/quiver.wal"][:64]
+    image = {**truth.image, "wal/quiver.wal": head + bytes(64)}
+    assert not verify(disk_of(image)).sound
+    check(truth, image, kind)
+
+
+@pytest.mark.parametrize("kind", STORES)
 def test_two_files_gone(kind: str) -> None:
     """Two losses at once, each with each."""
     truth = STORES[kind]()
