@@ -32,7 +32,7 @@ def test_every_kind_of_array_comes_back(way: str) -> None:
             raise AssertionError(f"{name} came back changed") from error
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(batches(), batches())
 def test_any_batch_comes_back(first: pa.RecordBatch, second: pa.RecordBatch) -> None:
     """Scenario: generated batches, nested, with dictionaries, sliced. Guarantee: equal from
