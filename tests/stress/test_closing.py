@@ -57,7 +57,7 @@ def pester(crew: Crew, store: Store, seed: int) -> None:
             pass  # as it should be
 
 
-@pytest.mark.usefixtures("_switching")
+@pytest.mark.usefixtures("_frantic")
 @pytest.mark.parametrize(
     "settings",
     [

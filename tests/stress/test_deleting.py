@@ -27,7 +27,7 @@ from tests.stress.crew import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.stress, pytest.mark.usefixtures("_switching")]
+pytestmark = [pytest.mark.stress, pytest.mark.usefixtures("_frantic")]
 
 BUNDLES: Final = 150
 READERS: Final = 4

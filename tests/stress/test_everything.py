@@ -25,7 +25,7 @@ from tests.stress.crew import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.stress, pytest.mark.usefixtures("_switching")]
+pytestmark = [pytest.mark.stress, pytest.mark.usefixtures("_frantic")]
 
 PRODUCERS = 3
 BUNDLES = 80

@@ -27,7 +27,7 @@ from quiver.subscription import Subscription
 from tests.stress.crew import SLOT, Crew, Tally, batch_of, left_in, number_of, tiny, wait_until
 from tests.support.faulty import FOREVER, Fault, FaultyDisk
 
-pytestmark = [pytest.mark.stress, pytest.mark.usefixtures("_switching")]
+pytestmark = [pytest.mark.stress, pytest.mark.usefixtures("_frantic")]
 
 SYNCS = frozenset({"fdatasync", "fsync"})
 WRITES = frozenset({"pwritev", "create", "allocate"})
