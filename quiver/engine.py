@@ -13,7 +13,7 @@ here and in :mod:`quiver.upkeep`.  No thread is started unless asked for: see
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Final
@@ -312,6 +312,18 @@ class Store:
         }
         found = self._reader.read(BundleRef(*ref), ids, chosen or None)
         return {table.name_of(slot): batch for slot, batch in sorted(found.items())}
+
+    def read_slot(
+        self,
+        refs: Iterable[BundleRef],
+        slot: str | int,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[pa.RecordBatch | None]:
+        """One slot of many bundles, in their order; ``None`` where one doesn't have it."""
+        self._check_open()
+        number = self._parts.slots.find(slot)
+        # A slot nobody has heard of: the refs are looked at all the same.
+        return self._reader.read_slot(refs, -1 if number is None else number, columns)
 
     def encoded(
         self, ref: BundleRef | tuple[int, int], slots: Collection[str | int] | None = None

@@ -6,7 +6,8 @@ be taken back, and nobody must have seen it then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 
@@ -125,3 +126,25 @@ class Reader:
         except SegmentDamage as damage:
             self._damaged(info, damage)
         return self._segment_of(ref).read(ref.bundle_index, slots, columns)
+
+    def read_slot(
+        self, refs: Iterable[BundleRef], slot: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch | None]:
+        """One slot of many bundles, in their order; ``None`` where a bundle doesn't have it.
+
+        Neighbours share a look for their segment; whatever isn't plain is left to
+        :meth:`read`, which knows what to say about it.
+        """
+        wanted, chosen = {slot}, None if columns is None else {slot: columns}
+        seq, segment, count = -1, None, 0
+        for ref in refs:
+            if segment is None or ref.segment_seq != seq:
+                segment, count = self.find(ref.segment_seq)
+                seq = ref.segment_seq
+            batch = None
+            if 0 <= ref.bundle_index < count:
+                with suppress(SegmentDamage):
+                    batch = segment.read(ref.bundle_index, wanted, chosen).get(slot)
+            if batch is None:
+                batch = self.read(ref, wanted, chosen).get(slot)
+            yield batch

@@ -17,6 +17,8 @@ schemas may change from bundle to bundle without reopening the call.
 
 from __future__ import annotations
 
+import functools
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -153,17 +155,27 @@ def wrap_streams(
 ) -> pa.RecordBatch:
     """A wrapped bundle from streams in pieces, each copied once."""
     offsets = [0]
-    for pieces in streams:
-        offsets.append(offsets[-1] + sum(_size(piece) for piece in pieces))
-    data = pa.allocate_buffer(offsets[-1])
-    with pa.FixedSizeBufferWriter(data) as sink:
-        for pieces in streams:
-            for piece in pieces:
-                sink.write(piece)
-    buffers = [None, pa.array(offsets, pa.int64()).buffers()[1], data]
-    ipc = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(streams), buffers)
-    prints = pa.array(fingerprints, pa.binary())
+    pieces: list[bytes | pa.Buffer] = []
+    for parts in streams:
+        pieces += parts
+        offsets.append(offsets[-1] + sum(_size(part) for part in parts))
+    ends = pa.py_buffer(struct.pack(f"<{len(offsets)}q", *offsets))
+    data = pa.py_buffer(b"".join(pieces))
+    ipc = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(streams), [None, ends, data])
+    prints = _prints(tuple(fingerprints))
     return pa.RecordBatch.from_arrays([slots, prints, ipc], schema=schema)
+
+
+@functools.lru_cache(maxsize=1024)
+def _prints(fingerprints: tuple[bytes | None, ...]) -> pa.Array:
+    """Bundles of one stream mostly have the same few fingerprints."""
+    return pa.array(fingerprints, pa.binary())
+
+
+@functools.lru_cache(maxsize=1024)
+def slot_numbers(numbers: tuple[int, ...]) -> pa.Array:
+    """And the same few sets of slots."""
+    return pa.array(numbers, pa.uint16())
 
 
 def _size(piece: bytes | pa.Buffer) -> int:

@@ -105,7 +105,7 @@ class Actions:
                 return wire.Claimed(
                     lease=lease.id,
                     expires_ns=self._expiry(lease.seconds),
-                    bundles=tuple(one.info for one in found),
+                    bundles=tuple(one.info() for one in found),
                 )
             except BaseException:
                 desk.release(lease)

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from flight_service.protocol.errors import ServiceError
 from flight_service.protocol.get import BundleInfo
-from flight_service.protocol.names import Ref
-from flight_service.protocol.wrapper import BY_NUMBER, wrap_streams
+from flight_service.protocol.wrapper import BY_NUMBER, slot_numbers, wrap_streams
+from flight_service.server.leases import Delivered, bundle_info
 from quiver import BundleRef, Store
 from quiver.errors import BundleGone, NotFound
 from quiver.format.ipc import EncodedBatch, encode_batch, project
@@ -32,41 +32,24 @@ class Wrapped:
     info: BundleInfo
 
 
-def wrapped(store: Store, ref: BundleRef, view: View, delivery: BundleInfo | None) -> Wrapped:
+def wrapped(store: Store, ref: BundleRef, view: View, delivered: Delivered | None) -> Wrapped:
     """A bundle as one record batch and its metadata."""
     found = store.encoded(ref, view.slots)
     columns = view.projection or {}
-    batches = {name: _projected(slot.batch, columns.get(name)) for name, slot in found.items()}
+    streams = [_projected(slot.batch, columns.get(name)).buffers() for name, slot in found.items()]
     batch = wrap_streams(
-        pa.array([slot.slot for slot in found.values()], pa.uint16()),
+        slot_numbers(tuple(slot.slot for slot in found.values())),
         [None if name in columns else slot.fingerprint for name, slot in found.items()],
-        [encoded.buffers() for encoded in batches.values()],
+        streams,
         BY_NUMBER,
     )
-    base = info_of(store, ref) if delivery is None else delivery
-    slots = tuple(found)
-    if base.slots != slots:
-        base = BundleInfo(**{**vars(base), "slots": slots})
-    return Wrapped(batch, base)
+    if delivered is None:
+        return Wrapped(batch, bundle_info(ref, store.meta(ref), tuple(found)))
+    return Wrapped(batch, delivered.info(tuple(found)))
 
 
 def _projected(encoded: EncodedBatch, columns: Sequence[str] | None) -> EncodedBatch:
     return encoded if columns is None else encode_batch(project(encoded.decode(), columns))
-
-
-def info_of(store: Store, ref: BundleRef) -> BundleInfo:
-    """What is known about a bundle."""
-    meta = store.meta(ref)
-    return BundleInfo(
-        ref=Ref(*ref),
-        sequence=meta.sequence,
-        ingestion_ts_ns=meta.ingestion_ts_ns,
-        key=meta.key,
-        attributes=dict(meta.attributes) or None,
-        event_time=meta.event_time,
-        rows=meta.rows,
-        nbytes=meta.nbytes,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +62,14 @@ class Run:
     nbytes: int
 
 
-def slot_batch(
-    store: Store, ref: BundleRef, slot: str, columns: Sequence[str] | None
-) -> pa.RecordBatch | None:
-    """One slot of a bundle, lying in the mapping; ``None`` if it doesn't have the slot."""
-    found = store.read(ref, [slot], None if columns is None else {slot: columns})
-    return next(iter(found.values()), None)
-
-
 def runs_of(
     store: Store, refs: Iterable[BundleRef], slot: str, columns: Sequence[str] | None
 ) -> tuple[list[Run], list[BundleRef]]:
     """Bundles grouped by schema, in order, and those that don't have the slot."""
     runs: list[Run] = []
     without: list[BundleRef] = []
-    for ref in refs:
-        batch = slot_batch(store, ref, slot, columns)
+    every = list(refs)
+    for ref, batch in zip(every, store.read_slot(every, slot, columns), strict=True):
         if batch is None:
             without.append(ref)
             continue

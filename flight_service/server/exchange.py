@@ -222,7 +222,7 @@ class ExchangeCall:
 
     def _send(self, delivered: Delivered) -> bool:
         try:
-            found = wrapped(self._store, delivered.handle.ref, self._view, delivered.info)
+            found = wrapped(self._store, delivered.handle.ref, self._view, delivered)
         except NotFound:
             return True  # dropped by retention in the meantime: there is nothing to send
         try:

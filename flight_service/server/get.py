@@ -17,7 +17,6 @@ from flight_service.server.bundles import (
     gone_as_expired,
     native_reader,
     runs_of,
-    slot_batch,
     with_gone,
     wrapped,
 )
@@ -151,10 +150,10 @@ def data_stream(stream: Stream, ticket: Ticket, max_slot_bytes: int) -> flight.F
     if ticket.subscriber is not None:
         assert ticket.lease is not None
         delivered = stream.desk(ticket.subscriber).holds(ticket.lease, ticket.refs)
-    else:
-        refs = list(with_gone(stream.store, refs))
     if ticket.mode == "slot":
         return _slot_stream(stream.store, ticket, refs, max_slot_bytes)
+    if ticket.subscriber is None:
+        refs = list(with_gone(stream.store, refs))
     view = View(ticket.slots, ticket.projection)
     return flight.GeneratorStream(BY_NUMBER, _bundles(stream.store, refs, view, delivered))
 
@@ -166,7 +165,7 @@ def _bundles(
     for ref in refs:
         handed_out = delivered.get(ref)
         try:
-            found = wrapped(store, ref, view, None if handed_out is None else handed_out.info)
+            found = wrapped(store, ref, view, handed_out)
         except NotFound as error:
             raise to_flight(gone_as_expired(error, ref)) from None
         except Exception as error:
@@ -181,9 +180,10 @@ def _slot_stream(
     batches: list[pa.RecordBatch] = []
     schema: pa.Schema | None = None
     nbytes = 0
+    found = store.read_slot(refs, ticket.slot, ticket.columns)
     for ref in refs:
         try:
-            batch = slot_batch(store, ref, ticket.slot, ticket.columns)
+            batch = next(found)
         except NotFound as error:
             raise gone_as_expired(error, ref) from None
         if batch is None:
@@ -221,7 +221,7 @@ def slot_schema(store: Store, slot: str) -> pa.Schema | None:
             if looked >= LOOK_BACK:
                 return None
             looked += 1
-            batch = slot_batch(store, BundleRef(seq, index), slot, None)
+            batch = next(store.read_slot([BundleRef(seq, index)], slot))
             if batch is not None:
                 return batch.schema
     return None

@@ -30,7 +30,7 @@ from flight_service.protocol.get import BundleInfo
 from flight_service.protocol.names import Ref
 from flight_service.server.events import BUNDLE_POISONED, LEASE_EXPIRED, get_logger
 from flight_service.server.policy import Policy
-from quiver import BundleRef, ClaimedBundle, Outcome, Store, Subscription
+from quiver import BundleMeta, BundleRef, ClaimedBundle, Outcome, Store, Subscription
 from quiver.clock import Clock
 from quiver.errors import BundleGone, NotFound
 
@@ -87,10 +87,16 @@ class Delivered:
     delivery: int
     reason: str
 
-    @property
-    def info(self) -> BundleInfo:
-        """For the wire."""
-        return bundle_info(self.handle, self.delivery, self.reason)
+    def info(self, slots: tuple[str, ...] | None = None) -> BundleInfo:
+        """For the wire; ``slots`` are those that are sent, if not all."""
+        handle = self.handle
+        return bundle_info(
+            handle.ref,
+            handle.meta,
+            handle.keys() if slots is None else slots,
+            delivery=self.delivery,
+            reason=self.reason or None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +115,17 @@ class Bury(Protocol):
     def __call__(self, poison: Poison, /) -> None: ...
 
 
-def bundle_info(handle: ClaimedBundle, delivery: int, reason: str) -> BundleInfo:
-    """What a claim tells about a bundle."""
-    meta = handle.meta
+def bundle_info(
+    ref: BundleRef,
+    meta: BundleMeta,
+    slots: tuple[str, ...],
+    *,
+    delivery: int | None = None,
+    reason: str | None = None,
+) -> BundleInfo:
+    """What is told about a bundle."""
     return BundleInfo(
-        ref=Ref(*handle.ref),
+        ref=Ref(*ref),
         sequence=meta.sequence,
         ingestion_ts_ns=meta.ingestion_ts_ns,
         key=meta.key,
@@ -121,9 +133,9 @@ def bundle_info(handle: ClaimedBundle, delivery: int, reason: str) -> BundleInfo
         event_time=meta.event_time,
         rows=meta.rows,
         nbytes=meta.nbytes,
-        slots=handle.keys(),
+        slots=slots,
         delivery=delivery,
-        reason=reason or None,
+        reason=reason,
     )
 
 

@@ -25,13 +25,13 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError
 
 from quiver.config import Config
-from quiver.config.model import Setting
+from quiver.config.model import Setting, describe
 from quiver.config.model import settings as store_settings
 from quiver.config.problems import explain
 from quiver.config.sections import Duration, Section, Size
 from quiver.config.sources import NESTING, Layers, env_name, nested, read_environment, read_file
 from quiver.errors import ConfigError
-from quiver.units import GIB, MIB, format_size
+from quiver.units import GIB, MIB
 
 Poison = Literal["dead_letter", "drop", "block"]
 
@@ -240,24 +240,11 @@ def is_loopback(host: str) -> bool:
 
 def service_settings() -> list[Setting]:
     """The service's own settings, for docs, ``--help`` and tests."""
-    rows: list[Setting] = []
-    for prefix, section in SECTIONS.items():
-        for key, field in section.model_fields.items():
-            hint = str(section.__annotations__[key])
-            default = field.default
-            if "Size" in hint and isinstance(default, int):
-                default = format_size(default)
-            dotted = f"{prefix}.{key}"
-            rows.append(
-                Setting(
-                    name=dotted,
-                    type=hint.removesuffix(" | None"),
-                    default="off" if default is None else str(default),
-                    description=field.description or "",
-                    env=env_name(dotted),
-                )
-            )
-    return rows
+    return [
+        describe(section, f"{prefix}.{key}", key)
+        for prefix, section in SECTIONS.items()
+        for key in section.model_fields
+    ]
 
 
 def setting_names() -> list[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
 from quiver.engine import Store
+from quiver.errors import UnknownBundle
+from quiver.ids import BundleRef
 
 LOGS = pa.record_batch({"x": [1, 2]})
 WORDS = pa.record_batch({"w": pa.array(["a", "b"]).dictionary_encode()})
@@ -27,3 +30,28 @@ def test_a_bundle_comes_out_as_messages() -> None:
             assert found["Words"].batch.decode().equals(WORDS)
             assert list(store.encoded(ref, ["Words", "Other"])) == ["Words"]
             store.flush()
+
+
+def test_one_slot_of_many_bundles() -> None:
+    """Scenario: refs over several segments, in memory and written, some without the slot.
+    Guarantee: the same batches as one by one, in the refs' order; a ref that never was is
+    refused as ever."""
+    store = Store(Disk(MemoryDisk()), Config.load(env={}), where="mem", clock=ManualClock())
+    with store:
+        refs = []
+        for n in range(6):
+            slot = "Words" if n % 3 == 2 else "Logs"
+            refs.append(store.put({slot: WORDS if slot == "Words" else LOGS}).wait().ref)
+            if n in (1, 3):
+                store.flush()
+        refs.reverse()
+        found = list(store.read_slot(refs, "Logs"))
+        single = [store.read(ref, ["Logs"]).get("Logs") for ref in refs]
+        assert [one is None for one in found] == [one is None for one in single]
+        assert all(a.equals(b) for a, b in zip(found, single, strict=True) if a is not None)
+        assert list(store.read_slot(refs[:1], "Nothing")) == [None]
+        (narrow,) = store.read_slot([refs[-1]], "Logs", [])
+        assert narrow is not None
+        assert narrow.num_columns == 0
+        with pytest.raises(UnknownBundle):
+            list(store.read_slot([BundleRef(refs[0].segment_seq, 99)], "Logs"))
