@@ -217,9 +217,9 @@ def settings() -> list[Setting]:
     for name, field in Config.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Section):
-            rows += [_setting(inner, f"{name}.{key}", key) for key in inner.model_fields]
+            rows += [describe(inner, f"{name}.{key}", key) for key in inner.model_fields]
         else:
-            rows.append(_setting(Config, name, name))
+            rows.append(describe(Config, name, name))
     return rows
 
 
@@ -228,7 +228,8 @@ def setting_names() -> list[str]:
     return [setting.name for setting in settings()]
 
 
-def _setting(model: type[Section], dotted: str, key: str) -> Setting:
+def describe(model: type[Section], dotted: str, key: str) -> Setting:
+    """One setting of a model, as its row of the table; others' sections use it too."""
     field = model.model_fields[key]
     hint = model.__annotations__[key]
     size = "Size" in hint

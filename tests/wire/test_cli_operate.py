@@ -156,6 +156,9 @@ def test_serve_lists_its_settings() -> None:
     known = {row["name"]: row["env"] for row in rows}
     assert known["server.port"] == "QUIVER_SERVER__PORT"
     assert known["wal.max_size"] == "QUIVER_WAL__MAX_SIZE"
+    defaults = {row["name"]: row["default"] for row in rows}
+    assert defaults["server.idle_close"] == "300s"
+    assert defaults["calls.put_wait"] == "250ms"
     assert "wal.max_size" in CliRunner().invoke(app, ["serve", "--settings"]).output
 
 
