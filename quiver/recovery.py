@@ -146,7 +146,7 @@ class _Recovery:
         adopted = adopt(self._disk, self._catalog, found, self._slots.names)
         state = replace(found.basics.known_state, adoption=None)
         ledger = Ledger(state.losses, state.loss_totals)
-        keys = self._keys_in_segments(found) if self._without_log else []
+        keys = self._keys_in_segments(found) if self._had_no_log(found) else []
         quarantined, rebuilt = self._set_aside_damaged(found)
         self._finish_deletions(found)
         lost_seqs = [seq for seq in self._lost(found) if seq not in adopted.unfinished]
@@ -276,7 +276,7 @@ class _Recovery:
     def _learn_slots(self, found: Survey) -> None:
         """Names come with the log; without one, with the segments themselves."""
         known = {**found.basics.known_state.slots, **found.replay.names}
-        if self._without_log:
+        if self._had_no_log(found):
             for info in self._catalog.infos:
                 known.update(info.slots)
         for name, slot in known.items():
@@ -287,6 +287,10 @@ class _Recovery:
         for segment in found.replay.segments:
             for stream in segment.streams:
                 self._slots.use(stream.slot)
+
+    def _had_no_log(self, found: Survey) -> bool:
+        """Whether keys and names may be in segments alone: there is no log, or was none."""
+        return self._without_log or not found.basics.known_floor.has_log
 
     def _window(self, found: Survey, in_segments: list[KeyRecord]) -> KeyWindow:
         config = self._config.idempotency

@@ -194,6 +194,8 @@ class Upkeep:
         """What must be on disk before the first put: the log's file, losses on record."""
         wal = self._parts.wal
         if wal is not None and not has_log:
+            if self.records.is_stale:  # from a time without a log: from here on nobody looks
+                self.records.checkpoint()
             wal.begin()
             self.records.mark_log_begun(wal.first_kept())
         if wal is None:

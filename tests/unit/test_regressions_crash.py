@@ -98,6 +98,20 @@ def test_names_that_a_killed_process_left_are_durable_before_others_are_given() 
             assert found.read((0, 0))["Logs"].equals(one(1))
 
 
+def test_keys_and_names_from_a_time_without_a_log_outlive_it() -> None:
+    """Scenario: a store without a log is killed, then opened with one, then killed again.
+    Guarantee: keys and slot names that only its segments had are known both times."""
+    without = Config.load(env={}, reserve=0, durability="segment_only")
+    disk = MemoryDisk()
+    first = opened(disk, without).put({"Logs": one(1)}, key="k").wait()
+    for _ in range(2):
+        disk.locked.clear()
+        store = opened(disk)
+        again = store.put({"Logs": one(1)}, key="k").wait()
+        assert (again.duplicate, again.ref) == (True, first.ref)
+        assert list(store.read(first.ref)) == ["Logs"]
+
+
 def _kill_at(disk: CrashDisk, record: Record, kind: type) -> None:
     if isinstance(record, kind):
         disk.die_in = 0
