@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -32,9 +33,13 @@ Waiter = TypeVar("Waiter")
 
 @dataclass(slots=True, eq=False)
 class Entry(Generic[Waiter]):
-    """A bundle on its way, and who waits for it."""
+    """A bundle on its way, and who waits for it.
 
-    batch: pa.RecordBatch
+    The wrapped form is a copy: it is made when it is sent and not kept.  If the bundle has
+    to go again it is made again, byte for byte the same.
+    """
+
+    slots: Mapping[str, pa.RecordBatch]
     envelope: Envelope
     nbytes: int
     waiter: Waiter
@@ -76,8 +81,16 @@ class Outbox(Generic[Waiter]):
         self._queued.append(entry)
         self.nbytes += entry.nbytes
 
+    def first(self) -> Entry[Waiter]:
+        """The next bundle to send."""
+        return self._queued[0]
+
+    def drop_first(self) -> None:
+        """It can't be sent at all."""
+        self.nbytes -= self._queued.popleft().nbytes
+
     def take(self) -> tuple[Entry[Waiter], bytes]:
-        """The next bundle to send, with its metadata as it is to be sent."""
+        """The next bundle as sent, and its metadata for the wire."""
         entry = self._queued.popleft()
         entry.number = self._next_number
         self._next_number += 1

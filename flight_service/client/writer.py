@@ -1,7 +1,8 @@
 """Putting many bundles: a window of them in flight, receipts as they become durable.
 
-``put`` wraps the bundle and hands it over; one thread (the courier) sends, and sends
-again what a server refused for now or what was on the way when a connection broke.  Every
+``put`` sends the bundle in the caller's own thread, where its bytes are still in the
+processor's cache.  A thread beside it (the courier) opens calls, and sends again what a
+server refused for now or what was on the way when a connection broke.  Every
 bundle has an idempotency key, one of its own if the caller gives none, so sending again
 never makes two of one.  Memory is bounded by the window: ``put`` waits when it is full.
 
@@ -38,7 +39,7 @@ from flight_service.client.errors import (
 from flight_service.client.lane import Lane
 from flight_service.client.outbox import Entry, Outbox
 from flight_service.client.retry import Backoff, Retry
-from flight_service.protocol.names import Ref
+from flight_service.protocol.names import Ref, check_name
 from flight_service.protocol.put import DUP, REJECTED, RETRY, Envelope, PutCommand, PutReceipt
 from flight_service.protocol.wrapper import wrap
 
@@ -134,6 +135,8 @@ class Writer:
         self._box: Outbox[Pending] = Outbox()
         self._lane: Lane | None = None
         self._lane_ended = False
+        self._fault: ClientError | None = None
+        self._sending = False
         self._rest_until = 0.0
         self._refusal: ClientError | None = None
         self._failed: ClientError | None = None
@@ -158,11 +161,11 @@ class Writer:
     ) -> Pending:
         """Hand over a bundle: slot names with a batch or table each.
 
-        Returns once there is room in the window, and raises ``Timeout`` if there is none
-        within ``timeout`` seconds.  Nothing is promised before ``result()`` or ``flush()``.
+        Waits for room in the window, and raises ``Timeout`` if there is none within
+        ``timeout`` seconds.  Nothing is promised before ``result()`` or ``flush()``.
         """
-        batch = wrap({slot: as_batch(data) for slot, data in bundle.items()})
-        nbytes = batch.nbytes
+        slots = {check_name("slot", slot): as_batch(data) for slot, data in bundle.items()}
+        nbytes = sum(batch.nbytes for batch in slots.values())
         if nbytes > MAX_MESSAGE:
             raise BadRequest(
                 "limit_exceeded",
@@ -176,9 +179,13 @@ class Writer:
             self._given += 1
             envelope = Envelope(key=key, attributes=attributes, event_time=event_time)
             pending = Pending(self, key)
-            self._box.add(Entry(batch, envelope, nbytes, pending))
+            self._box.add(Entry(slots, envelope, nbytes, pending))
             self._start()
-            self._work.notify()
+            mine = self._may_send()
+            if not mine:
+                self._work.notify()
+        if mine:
+            self._send()
         return pending
 
     def flush(self, timeout: float | None = None) -> None:
@@ -284,7 +291,67 @@ class Writer:
         if courier is not None and courier is not threading.current_thread():
             courier.join(END_TIMEOUT)
 
-    # The courier
+    # Sending: by one thread at a time, the caller's own or the courier
+
+    def _may_send(self) -> bool:
+        """Take the lane if it is free, open and has something to carry; the lock is held."""
+        if self._sending or self._lane is None or self._lane_ended or self._failed is not None:
+            return False
+        self._sending = self._box.can_take and self._nap() is None
+        return self._sending
+
+    def _send(self) -> None:
+        """Send everything that is queued; the lock is only held to take the next."""
+        lane = self._lane
+        assert lane is not None
+        try:
+            while (entry := self._next()) is not None:
+                wrapped = self._wrapped(entry)
+                if wrapped is not None and (envelope := self._taken()) is not None:
+                    lane.send(wrapped, envelope)
+        except BaseException as error:
+            # Interrupted or refused, nobody knows how much of it went out: a new call.
+            with self._lock:
+                self._sending, self._lane_ended = False, True
+                self._fault = typed(error) if isinstance(error, Exception) else None
+                self._work.notify()
+            if not isinstance(error, Exception):
+                raise
+
+    def _next(self) -> Entry[Pending] | None:
+        """The next to send; without one the lane is free again."""
+        with self._lock:
+            if self._can_go():
+                return self._box.first()
+            self._sending = False
+            if self._lane_ended or self._closing or self._box.must_resume:
+                self._work.notify()
+            return None
+
+    def _can_go(self) -> bool:
+        return self._box.can_take and not self._lane_ended and self._failed is None
+
+    def _wrapped(self, entry: Entry[Pending]) -> pa.RecordBatch | None:
+        """A bundle for the wire; one that can't be written is rejected here."""
+        try:
+            return wrap(entry.slots)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            rejection = Rejection(entry.waiter.key, "invalid_bundle", str(error))
+        with self._lock:
+            if self._can_go():
+                self._box.drop_first()
+                self._reject(entry, rejection)
+                self._changed.notify_all()
+        if self._on_reject is not None:
+            self._on_reject(rejection)
+        return None
+
+    def _taken(self) -> bytes | None:
+        """Note that the first one is on its way; its metadata."""
+        with self._lock:
+            return self._box.take()[1] if self._can_go() else None
+
+    # The courier: opens calls, and does what nobody waits for
 
     def _start(self) -> None:
         if self._courier is None:
@@ -299,9 +366,10 @@ class Writer:
                 ended = self._lane_ended
                 if not ended and (self._failed is not None or not self._box.can_take):
                     break
+                self._sending = not ended
             if ended:
                 self._recover()
-            else:
+            elif self._lane is not None or self._open():
                 self._send()
         if self._lane is not None:
             self._lane.end(END_TIMEOUT)
@@ -312,6 +380,8 @@ class Writer:
 
     def _due(self) -> bool:
         """Whether the courier has something to do, or has to go."""
+        if self._sending:
+            return False
         if self._lane_ended or self._failed is not None:
             return True
         if self._nap() is not None:
@@ -320,30 +390,25 @@ class Writer:
             self._retries += self._box.resume()
         return self._box.can_take or (self._closing and not len(self._box))
 
-    def _send(self) -> None:
-        """Send everything that is queued; the lock is only held to take the next."""
+    def _open(self) -> bool:
+        """Begin a call; whether that worked."""
         try:
-            if self._lane is None:
-                self._lane = Lane(self._connection, self._command, self)
-                self._lane.start()
-            lane = self._lane
-            while True:
-                with self._lock:
-                    if self._lane_ended or not self._box.can_take:
-                        return
-                    entry, envelope = self._box.take()
-                lane.send(entry.batch, envelope)
+            self._lane = Lane(self._connection, self._command, self)
+            self._lane.start()
         except Exception as error:
-            self._recover(typed(error))
+            with self._lock:
+                self._sending, self._lane_ended = False, True
+                self._fault = typed(error)
+            return False
+        return True
 
-    def _recover(self, error: ClientError | None = None) -> None:
+    def _recover(self) -> None:
         """The call is over: find out why, then go on after a while or give up."""
         lane = self._lane
-        if lane is not None:
-            error = lane.end(END_TIMEOUT) or error
-        error = error or lost("the server ended the call.")
+        error = None if lane is None else lane.end(END_TIMEOUT)
         with self._lock:
-            self._lane, self._lane_ended = None, False
+            error = error or self._fault or lost("the server ended the call.")
+            self._lane, self._lane_ended, self._fault = None, False, None
             self._box.lane_lost()
             if self._failed is None:
                 self._reconnects += lane is not None
@@ -398,11 +463,7 @@ class Writer:
                 entry.waiter.key, receipt.code or "rejected", receipt.reason or "no reason given"
             )
             rejections.append(rejection)
-            self._rejected += 1
-            self._unraised += 1
-            if len(self._rejections) < MAX_REMEMBERED:
-                self._rejections.append(rejection)
-            entry.waiter.settle(None, Rejected([rejection]))
+            self._reject(entry, rejection)
             return
         self._bundles += 1
         self._nbytes += entry.nbytes
@@ -417,6 +478,13 @@ class Writer:
             ),
             None,
         )
+
+    def _reject(self, entry: Entry[Pending], rejection: Rejection) -> None:
+        self._rejected += 1
+        self._unraised += 1
+        if len(self._rejections) < MAX_REMEMBERED:
+            self._rejections.append(rejection)
+        entry.waiter.settle(None, Rejected([rejection]))
 
     def on_end(self, lane: Lane) -> None:
         """No more receipts come."""

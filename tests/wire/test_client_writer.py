@@ -22,6 +22,8 @@ from flight_service.client import (
     Timeout,
     connect,
 )
+from flight_service.client import writer as writer_room
+from flight_service.protocol.wrapper import wrap as really_wrap
 from flight_service.server import Server
 from tests.support.processes import ServerProcess
 from tests.wire.bare import logs
@@ -255,3 +257,51 @@ def test_a_server_that_drains_and_restarts_loses_nobody(tmp_path: Path) -> None:
         server.start()
         thread.join(60)
         assert numbers(client, "t") == list(range(800))
+
+
+def test_a_bundle_that_cannot_be_written_is_rejected_here(
+    q: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow can't put one of three on the wire: that one is rejected, the others arrive."""
+
+    def wrap(slots: dict[str, pa.RecordBatch]) -> pa.RecordBatch:
+        if slots["Logs"].equals(logs(2)):
+            raise pa.ArrowInvalid("cannot be written")
+        return really_wrap(slots)
+
+    monkeypatch.setattr(writer_room, "wrap", wrap)
+    writer = q.stream("t").writer()
+    pendings = [writer.put({"Logs": logs(n)}) for n in (1, 2, 3)]
+    with pytest.raises(Rejected, match="cannot be written"):
+        writer.close()
+    assert [pending.done for pending in pendings] == [True] * 3
+    assert numbers(q, "t") == [1, 3]
+
+
+def test_threads_may_share_a_writer(q: Client) -> None:
+    """Four threads, one writer: everything arrives once, each thread's bundles in order."""
+    with q.stream("t").writer(window=8) as writer:
+
+        def produce(who: int) -> None:
+            for number in range(100):
+                writer.put({"Logs": logs(number * 4 + who)})
+
+        threads = [threading.Thread(target=produce, args=[who]) for who in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    seen = numbers(q, "t")
+    for who in range(4):
+        assert [n for n in seen if n % 4 == who] == list(range(who, 400, 4))
+
+
+def test_writers_leave_no_threads_behind(q: Client) -> None:
+    """Ten writers, opened and closed: as many threads as before."""
+    stream = q.stream("t")
+    before = {one for one in threading.enumerate() if one.name.startswith("quiver-courier")}
+    for number in range(10):
+        with stream.writer() as writer:
+            writer.put({"Logs": logs(number)})
+    after = {one for one in threading.enumerate() if one.name.startswith("quiver-courier")}
+    assert after == before

@@ -20,7 +20,7 @@ BATCH = pa.record_batch({"a": [1]})
 
 def fill(box: Outbox[str], *names: str) -> None:
     for name in names:
-        box.add(Entry({"a": BATCH}, None, Envelope(key=name), 10, name))
+        box.add(Entry({"a": BATCH}, Envelope(key=name), 10, name))
 
 
 def take_all(box: Outbox[str]) -> list[tuple[str, int | None]]:
@@ -98,13 +98,19 @@ def test_a_lost_call_sends_all_that_is_unanswered_again_in_order() -> None:
 
 
 def test_a_bundle_sent_again_is_the_same_to_the_byte() -> None:
-    """The copy that was sent is not kept; the one made for a repeat is equal, so that the
-    server's hash of it is too."""
+    """What was sent is not kept but made again: equal, so that the server's hash is too."""
     slots = {"a": pa.record_batch({"w": pa.array(["x", "y", "x"]).dictionary_encode()})}
-    entry = Entry(slots, wrap(slots), Envelope(), 10, "w")
-    first = entry.message()
-    assert entry.wrapped is None
-    assert entry.message().serialize() == first.serialize()
+    assert wrap(slots).serialize() == wrap(slots).serialize()
+
+
+def test_what_cannot_be_sent_leaves_the_box() -> None:
+    """The first is dropped before it was taken: the next one is the first message."""
+    box: Outbox[str] = Outbox()
+    fill(box, "a", "b")
+    assert box.first().waiter == "a"
+    box.drop_first()
+    assert take_all(box) == [("b", None)]
+    assert box.nbytes == 10
 
 
 @pytest.mark.parametrize("n", [1, 7])
