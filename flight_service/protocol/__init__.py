@@ -23,6 +23,7 @@ put.py        putting: descriptor, envelope, receipts
 get.py        reading: descriptor, ticket, endpoint and bundle metadata
 exchange.py   the live subscription: descriptor and messages both ways
 actions.py    every action: name, request, answer, description
+reference.py  the tables of ``docs/protocol.md``, made from all of these
 ============  ==================================================================
 
 The docstrings here are normative; ``docs/protocol.md`` tells the same with examples.

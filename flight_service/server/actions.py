@@ -108,7 +108,7 @@ class Actions:
                     bundles=tuple(one.info() for one in found),
                 )
             except BaseException:
-                desk.release(lease)
+                desk.release(lease, failed=False)
                 raise
 
     def _ack(self, request: wire.Ack) -> wire.Outcomes:

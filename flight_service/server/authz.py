@@ -1,15 +1,15 @@
 """What a principal may do: one table over every RPC and every action, denied by default.
 
-========== ==================================================================
-verb       for
-========== ==================================================================
+=============  ==================================================================
+verb           for
+=============  ==================================================================
 ``put``        putting bundles
 ``read``       reading without a subscriber, schemas, listing
 ``subscribe``  claiming and finishing as a subscriber; making one
 ``manage``     a stream's subscribers and upkeep: seek, flush, drain, unregister …
 ``admin``      creating and deleting streams
 ``observe``    status and lag
-========== ==================================================================
+=============  ==================================================================
 
 A grant is a set of verbs on streams named by patterns (``telemetry*``).  ``health`` and
 ``list_actions`` need to be somebody, and no grant.  What shows several streams shows

@@ -88,7 +88,7 @@ def _claimed(
         )
         return _info(stream.store, command, descriptor, refs, meta)
     except BaseException:
-        desk.release(lease)  # nobody will ever hear of it
+        desk.release(lease, failed=False)  # nobody will ever hear of it
         raise
 
 

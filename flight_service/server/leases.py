@@ -201,19 +201,26 @@ class Desk:
         """The next bundles; waits for a first one, until ``gone`` says that nobody cares."""
         subscription = self._subscription(order)
         deadline = self._clock.monotonic() + wait
+        first: ClaimedBundle | None = None
         while True:
-            taken = self._take(subscription, lease, max_bundles, max_bytes)
+            taken = self._take(subscription, lease, max_bundles, max_bytes, first)
+            first = None
             left = deadline - self._clock.monotonic()
             if taken or left <= 0 or gone():
-                if not taken and not lease.bound:
-                    self.release(lease)
-                return taken
+                return self._answered(taken, lease, gone)
             if self._wait_for_room(min(left, WAIT_SLICE)):
                 first = subscription.next_bundle(min(left, WAIT_SLICE))
-                if first is not None:
-                    taken = self._take(subscription, lease, max_bundles, max_bytes, first)
-                    if taken:
-                        return taken
+
+    def _answered(
+        self, taken: list[Delivered], lease: Lease, gone: Callable[[], bool]
+    ) -> list[Delivered]:
+        """Whoever asked may have gone while waiting: then nothing was handed out."""
+        if lease.bound:
+            return taken
+        if not taken or gone():
+            self.release(lease, failed=False)
+            return []
+        return taken
 
     def _wait_for_room(self, timeout: float) -> bool:
         with self._room:
@@ -409,14 +416,17 @@ class Desk:
         """The client of a call is there: its lease starts over."""
         lease.deadline = self._clock.monotonic() + lease.seconds
 
-    def release(self, lease: Lease) -> int:
-        """The call has ended: everything goes back at once, and no more is claimed."""
+    def release(self, lease: Lease, *, failed: bool = True) -> int:
+        """The call has ended: everything goes back at once, and no more is claimed.
+
+        ``failed``: somebody had it in hands, so it counts as a delivery.
+        """
         with self._lock:
             lease.closed = True
             self._leases.pop(lease.id, None)
             refs = list(lease.refs)
             for ref in refs:
-                self._give_back(ref, "connection lost")
+                self._give_back(ref, "connection lost" if failed else None)
             return len(refs)
 
     def expire(self, now: float) -> int:
@@ -478,9 +488,10 @@ class Desk:
             return _gone(error)
         return "pending" if outcome is Outcome.CLAIMED else str(outcome)
 
-    def _give_back(self, ref: BundleRef, reason: str) -> None:
+    def _give_back(self, ref: BundleRef, reason: str | None) -> None:
         held = self._held[ref]
-        self._failed(ref, reason)
+        if reason is not None:
+            self._failed(ref, reason)
         self._drop_claim(ref)
         held.handle.defer()
 

@@ -144,6 +144,16 @@ def test_a_closed_lease_gets_nothing_more(world: World) -> None:
     assert world.desk.busy
 
 
+def test_who_has_gone_meanwhile_gets_nothing(world: World) -> None:
+    """Scenario: a claim succeeds just as its caller disappears. Guarantee: the bundles are
+    free at once, and no delivery was counted."""
+    refs = world.put(2)
+    lease = world.desk.lease(None, None)
+    assert world.desk.claim(lease, max_bundles=2, max_bytes=1 << 40, gone=lambda: True) == []
+    assert world.claim()[1] == refs
+    assert world.desk.failures == {}
+
+
 def test_leases_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenario: claims without end by one subscriber. Guarantee: a typed refusal."""
     monkeypatch.setattr(leases, "MAX_LEASES", 2)
