@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 		--constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
-demo: $(STAMP) ## Ingest, kill the process hard, reopen, and show that nothing was lost
+demo: $(STAMP) ## A server under load, killed hard and started again: nothing is lost
 	@$(BIN)/python examples/demo.py
 
 test: lint unit ## All checks: lint, then every test, with coverage

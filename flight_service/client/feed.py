@@ -203,7 +203,7 @@ class Feed:
     def _end(self, error: ClientError) -> None:
         """The call is over: claims went back; try again after a while, or give up."""
         with self._lock:
-            self.reconnects += self._call is not None
+            self.reconnects += self._call is not None and not self._stopping.is_set()
             self._call = None
             self._buffer.clear()
             self._outcomes.call_lost()
