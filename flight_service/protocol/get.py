@@ -181,6 +181,15 @@ class FlightMeta(Message):
     more: bool = of(BOOL, default=False, doc="There is more than fits the answer's limits.")
 
 
+class StreamMeta(Message):
+    """``app_metadata`` of a stream in ListFlights."""
+
+    bundles: int = of(COUNT, doc="Bundles that can be read.")
+    nbytes: int = of(COUNT, doc="Bytes on disk, or bound for it.")
+    oldest_ns: int | None = of(TIME_NS, default=None, doc="When the oldest was taken in.")
+    newest_ns: int | None = of(TIME_NS, default=None, doc="When the newest was taken in.")
+
+
 class BundleInfo(Message):
     """What is known about a bundle: ``app_metadata`` in bundle mode, and in claims."""
 

@@ -23,6 +23,7 @@ MESSAGES: Final[tuple[type[Message], ...]] = (
     get.ReadCommand,
     get.Ticket,
     get.FlightMeta,
+    get.StreamMeta,
     get.BundleInfo,
     exchange.SubscribeCommand,
     exchange.ClientMessage,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from flight_service.protocol.errors import ServiceError, to_flight
-from flight_service.protocol.get import FlightMeta, ReadCommand, Ticket
+from flight_service.protocol.get import FlightMeta, ReadCommand, StreamMeta, Ticket
 from flight_service.protocol.names import Ref
 from flight_service.protocol.wrapper import BY_NUMBER
 from flight_service.server.bundles import (
@@ -230,13 +231,28 @@ def slot_schema(store: Store, slot: str) -> pa.Schema | None:
 def listed(stream: Stream) -> list[flight.FlightInfo]:
     """A stream and its slots, for ListFlights."""
     store = stream.store
-    status = store.status()
-    infos = [_path_info([stream.name], BY_NUMBER, status.usage.committed)]
+    infos = [_path_info([stream.name], BY_NUMBER, _stream_meta(store))]
     for slot in sorted(_recent_slots(store)):
         schema = slot_schema(store, slot)
         if schema is not None:
-            infos.append(_path_info([stream.name, slot], schema, -1))
+            infos.append(_path_info([stream.name, slot], schema))
     return infos
+
+
+def _stream_meta(store: Store) -> StreamMeta:
+    status = store.status()
+    segments = [one for one in store.segments() if one[1]]
+    oldest = newest = None
+    if segments:
+        with contextlib.suppress(NotFound):  # deleted between the two looks
+            oldest = store.meta(BundleRef(segments[0][0], 0)).ingestion_ts_ns
+            newest = store.meta(BundleRef(segments[-1][0], segments[-1][1] - 1)).ingestion_ts_ns
+    return StreamMeta(
+        bundles=status.bundles,
+        nbytes=status.usage.committed,
+        oldest_ns=oldest,
+        newest_ns=newest,
+    )
 
 
 def _recent_slots(store: Store) -> set[str]:
@@ -251,8 +267,13 @@ def _recent_slots(store: Store) -> set[str]:
 
 def closed_info(name: str) -> flight.FlightInfo:
     """A stream that is asleep: its name, and that it is there."""
-    return _path_info([name], BY_NUMBER, -1)
+    return _path_info([name], BY_NUMBER)
 
 
-def _path_info(path: list[str], schema: pa.Schema, nbytes: int) -> flight.FlightInfo:
-    return flight.FlightInfo(schema, flight.FlightDescriptor.for_path(*path), [], -1, nbytes)
+def _path_info(
+    path: list[str], schema: pa.Schema, meta: StreamMeta | None = None
+) -> flight.FlightInfo:
+    where = flight.FlightDescriptor.for_path(*path)
+    if meta is None:
+        return flight.FlightInfo(schema, where, [], -1, -1)
+    return flight.FlightInfo(schema, where, [], -1, meta.nbytes, app_metadata=meta.encode())

@@ -184,6 +184,11 @@ def test_discovery(client: flight.FlightClient) -> None:
     put_bundles(client, "t", [{"Logs": logs(1), "Other": pa.record_batch({"x": ["a"]})}])
     paths = {tuple(p.decode() for p in one.descriptor.path) for one in client.list_flights()}
     assert paths == {("t",), ("t", "Logs"), ("t", "Other")}
+    about = next(one for one in client.list_flights() if one.descriptor.path == [b"t"])
+    told = json.loads(about.app_metadata)
+    assert told["bundles"] == 1
+    assert told["oldest_ns"] == told["newest_ns"] > 0
+    assert about.total_bytes == told["nbytes"] > 0
     found = client.get_schema(flight.FlightDescriptor.for_path("t", "Logs"))
     assert found.schema.equals(logs().schema)
     listed = client.get_flight_info(flight.FlightDescriptor.for_path("t", "Logs"))
