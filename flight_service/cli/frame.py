@@ -64,16 +64,24 @@ _CONNECTION: Final = {
     "ca": (
         Annotated[
             Path | None,
-            typer.Option(metavar="PEM", help="TLS: trust servers these have signed."),
+            typer.Option(
+                metavar="PEM", envvar="QUIVER_CA", help="TLS: trust servers these have signed."
+            ),
         ],
         None,
     ),
     "cert": (
-        Annotated[Path | None, typer.Option(metavar="PEM", help="TLS: your certificate.")],
+        Annotated[
+            Path | None,
+            typer.Option(metavar="PEM", envvar="QUIVER_CERT", help="TLS: your certificate."),
+        ],
         None,
     ),
     "key": (
-        Annotated[Path | None, typer.Option(metavar="PEM", help="TLS: its private key.")],
+        Annotated[
+            Path | None,
+            typer.Option(metavar="PEM", envvar="QUIVER_KEY", help="TLS: its private key."),
+        ],
         None,
     ),
     "insecure": (
