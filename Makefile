@@ -10,7 +10,7 @@ ONLY    ?=
 CODE    := $(wildcard quiver flight_service spark_client tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint unit bench clean
+.PHONY: help setup demo test lint unit soak bench clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ lint: $(STAMP) ## Style, types and the layers of the architecture
 		{ echo "not formatted: $(BIN)/ruff format ."; exit 1; }
 	@echo "mypy --strict"; $(BIN)/mypy --strict --no-error-summary $(CODE)
 	@echo "import layers"; $(BIN)/lint-imports --no-logo
+
+soak: $(STAMP) ## The service for hours: killed 300 times under load, idle for an hour
+	@KILL_ROUNDS=300 IDLE_SECONDS=3600 \
+		$(BIN)/python -m pytest tests/wire/test_kill.py tests/wire/test_churn.py
 
 bench: $(STAMP) ## Measure against what the machine can do (ONLY=P1 for one bar)
 	@$(BIN)/python -m benchmarks.run $(if $(ONLY),--only $(ONLY))

@@ -46,9 +46,8 @@ def server(make_server: MakeServer) -> Server:
     return make_server()
 
 
-def connect(server: Server, token: str | None = None) -> flight.FlightClient:
+def connect(server: Server) -> flight.FlightClient:
     """A bare client."""
-    del token
     return flight.FlightClient(f"grpc://127.0.0.1:{server.port}")
 
 

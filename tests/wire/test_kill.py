@@ -121,7 +121,7 @@ class World:
 
 
 @pytest.mark.kill
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(120 + 20 * ROUNDS)
 def test_kill_nine_loses_and_doubles_nothing(tmp_path: Path) -> None:
     """Scenario: producers and subscribers under load while the server is killed at random
     moments and started again. Guarantee: see the top of this file."""

@@ -37,7 +37,7 @@ def test_streams_have_the_servers_defaults_and_their_own() -> None:
     assert type(config) is Config
     assert (config.wal.flush, config.segment.target_size) == ("every", 1 << 20)
     assert config.segment.max_bundles == 7
-    with pytest.raises(ConfigError, match="server .* is not a setting"):
+    with pytest.raises(ConfigError, match=r"server .* is not a setting"):
         settings.store_config({"server": {"root": "/"}})
 
 
