@@ -23,9 +23,9 @@ from flight_service.client import (
     connect,
 )
 from flight_service.server import Server
-from tests.support.processes import ServerProcess
 from tests.wire.bare import logs
 from tests.wire.conftest import MakeServer
+from tests.wire.process import ServerProcess
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from flight_service.client import (
 from flight_service.client import writer as writer_room
 from flight_service.protocol.wrapper import wrap as really_wrap
 from flight_service.server import Server
-from tests.support.processes import ServerProcess
 from tests.wire.bare import logs
 from tests.wire.conftest import MakeServer
+from tests.wire.process import ServerProcess
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def test_a_server_that_drains_and_restarts_loses_nobody(tmp_path: Path) -> None:
         thread = threading.Thread(target=produce)
         thread.start()
         assert half.wait(60)
-        server.stop()
+        server.terminate()
         server.start()
         thread.join(60)
         assert numbers(client, "t") == list(range(800))
