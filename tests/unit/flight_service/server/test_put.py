@@ -1,0 +1,214 @@
+"""One DoPut against a store that does what the test says: order, failures, silence."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from flight_service.protocol.put import PutCommand
+from flight_service.server.put import PutCall
+from quiver import BundleRef, Receipt
+from quiver.errors import InvalidBundle, Poisoned, QuiverError, StorageFull
+
+BATCH = pa.record_batch({"x": [1]})
+PATIENCE = 10.0
+
+
+class Waiter:
+    """Lets receipts come true when the test says so."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+
+    def wait(self, receipt: Receipt, timeout: float | None) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: receipt.done, PATIENCE)
+
+    def complete(self, receipt: Receipt, error: QuiverError | None = None) -> None:
+        with self.changed:
+            receipt.complete(error)
+            self.changed.notify_all()
+
+
+class Call:
+    """A client, a store and a call between them, all in this process."""
+
+    def __init__(self, answers: list[QuiverError | None], window: int = 100) -> None:
+        self.waiter = Waiter()
+        self.taken: list[Receipt] = []
+        self.sent: list[dict[str, Any]] = []
+        self._answers = answers
+        self._script: list[Callable[[], dict[str, Any] | None]] = []
+        self._written = threading.Condition()
+        self.fail_writes = False
+        self.call = PutCall(
+            SimpleNamespace(store=self),  # type: ignore[arg-type]
+            PutCommand(stream="t", mode="slot", slot="Logs"),
+            self,
+            self,
+            window=window,
+            put_wait=0.0,
+            stopping=lambda: False,
+        )
+
+    # The store
+
+    def put(self, slots: Any, **options: Any) -> Receipt:
+        answer = self._answers.pop(0)
+        if answer is not None:
+            raise answer
+        ref = BundleRef(0, len(self.taken))
+        receipt = Receipt(
+            ref, len(self.taken), 0, rows=1, nbytes=1, key=options["key"], waiter=self.waiter
+        )
+        self.taken.append(receipt)
+        return receipt
+
+    # The client
+
+    def read_chunk(self) -> Any:
+        if not self._script:
+            raise StopIteration
+        note = self._script.pop(0)()
+        metadata = None if note is None else pa.py_buffer(json.dumps({"v": 1, **note}).encode())
+        return SimpleNamespace(data=BATCH, app_metadata=metadata)
+
+    def write(self, message: bytes) -> None:
+        if self.fail_writes:
+            raise pa.ArrowInvalid("gone")
+        with self._written:
+            self.sent += json.loads(message)["receipts"]
+            self._written.notify_all()
+
+    def send(self, note: dict[str, Any] | None = None, *, when: Callable[[], Any] = int) -> None:
+        """Script: send a message, after ``when`` returned."""
+
+        def step() -> dict[str, Any] | None:
+            when()
+            return note
+
+        self._script.append(step)
+
+    def answered(self, count: int) -> None:
+        with self._written:
+            assert self._written.wait_for(lambda: len(self.sent) >= count, PATIENCE)
+
+    def statuses(self) -> list[str]:
+        return [f"{one['status']} {one.get('code', '')}".strip() for one in self.sent]
+
+
+def test_receipts_come_in_order_and_only_when_durable() -> None:
+    """Scenario: three bundles, the second durable first. Guarantee: nothing is answered
+    before its turn, and then all that is known in one go."""
+    call = Call([None, None, None])
+    for _ in range(3):
+        call.send()
+
+    def finish() -> None:
+        while len(call.taken) < 3:
+            threading.Event().wait(0.001)
+        call.waiter.complete(call.taken[1])
+        assert call.sent == []
+        call.waiter.complete(call.taken[0])
+        call.waiter.complete(call.taken[2])
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    call.call.run()
+    thread.join()
+    assert [one["n"] for one in call.sent] == [0, 1, 2]
+    assert {one["durability"] for one in call.sent} == {"durable"}
+
+
+def test_a_bundle_that_could_not_be_written_closes_the_door_behind_it() -> None:
+    """Scenario: a bundle was accepted, then its group failed for lack of space. Guarantee:
+    it is answered `retry`, whatever comes next is out of turn until it is sent again, even
+    what comes before the failure was told."""
+    call = Call([None, None, None])
+    call.send()
+    call.send(when=lambda: call.waiter.complete(call.taken[0], StorageFull("wal")))
+    call.send(when=lambda: call.answered(2))
+    call.send({"resend": 0})
+    call.send(when=lambda: call.waiter.complete(call.taken[1]))
+    call.send({"resend": 1}, when=lambda: call.waiter.complete(call.taken[2]))
+    call._answers.append(None)
+
+    def last() -> None:
+        while len(call.taken) < 4:
+            threading.Event().wait(0.001)
+        call.waiter.complete(call.taken[3])
+
+    thread = threading.Thread(target=last)
+    thread.start()
+    call.call.run()
+    thread.join()
+    assert call.statuses() == [
+        "retry storage_full",
+        "retry out_of_turn",
+        "retry out_of_turn",
+        "ok",
+        "ok",
+        "ok",
+    ]
+
+
+def test_a_rejected_repeat_closes_its_gap() -> None:
+    """Scenario: a bundle is refused for now, and rejected for good when sent again.
+    Guarantee: the call goes on: nobody will send it a third time."""
+    call = Call([StorageFull("wal"), InvalidBundle("bad"), None])
+    call.send()
+    call.send({"resend": 0})
+    call.send()
+
+    def last() -> None:
+        while not call.taken:
+            threading.Event().wait(0.001)
+        call.waiter.complete(call.taken[0])
+
+    thread = threading.Thread(target=last)
+    thread.start()
+    call.call.run()
+    thread.join()
+    assert call.statuses() == ["retry storage_full", "rejected invalid_bundle", "ok"]
+
+
+def test_a_broken_store_ends_the_call_after_what_is_known() -> None:
+    """Scenario: the store is poisoned in the middle of a call. Guarantee: what was durable
+    is answered; then the call ends with the cause: no bundle is blamed for it."""
+    call = Call([None, Poisoned("an fsync failed")])
+    call.send()
+    call.send(when=lambda: call.waiter.complete(call.taken[0]))
+    with pytest.raises(Poisoned):
+        call.call.run()
+    assert call.statuses() == ["ok"]
+
+
+def test_a_client_that_has_gone_ends_quietly() -> None:
+    """Scenario: receipts can't be sent any more. Guarantee: the call ends, and nothing
+    waits for anybody."""
+    call = Call([None] * 5, window=2)
+    call.fail_writes = True
+
+    def finish_the_one_before() -> None:
+        if call.taken:
+            call.waiter.complete(call.taken[-1])
+
+    for _ in range(5):
+        call.send(when=finish_the_one_before)
+
+    def last() -> None:
+        while len(call.taken) < 5:
+            threading.Event().wait(0.001)
+        call.waiter.complete(call.taken[4])
+
+    thread = threading.Thread(target=last)
+    thread.start()
+    call.call.run()
+    thread.join()
+    assert call.sent == []
