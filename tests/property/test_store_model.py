@@ -8,6 +8,7 @@ store's answer must be one of those allowed.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,8 @@ from hypothesis.stateful import (
 )
 
 from quiver import BundleRef, ClaimedBundle, Outcome, Receipt
-from quiver.errors import BundleGone, KeyConflict
+from quiver.errors import BundleGone, KeyConflict, StorageFull, UnknownBundle
+from tests.support.faulty import Fault
 from tests.support.stores import World, number_of
 
 pytestmark = pytest.mark.property
@@ -33,6 +35,7 @@ pytestmark = pytest.mark.property
 NAMES = ("a", "b", "c")
 KEYS = ("k1", "k2", "k3")
 MAX_AGE_HOURS = 2
+WRITE = frozenset({"pwritev"})
 
 SETTINGS = settings(
     max_examples=120,
@@ -114,9 +117,13 @@ class StoreModel(RuleBasedStateMachine):
             assert known[1].number == number, "other content under a known key"
             assert receipt.duplicate
             assert receipt.ref == known[0]
+            assert receipt.durable == (known[0] in self.promised), "durable before the first is"
             return
         assert not receipt.duplicate
         assert receipt.ref not in self.promised, "a ref was given out twice"
+        assert self.mode != "segment_only" or receipt.ref not in self.used, "a number came back"
+        times = [put.ts_ns for put in self.promised.values()]
+        assert receipt.ingestion_ts_ns >= max(times, default=0), "time went back"
         self.accepted.append((receipt, Put(number, key, receipt.ingestion_ts_ns)))
         self._collect()
 
@@ -151,6 +158,21 @@ class StoreModel(RuleBasedStateMachine):
         receipt.wait()
         self._collect()
         assert receipt.ref in self.promised
+
+    @precondition(lambda self: self.mode != "segment_only" and self.accepted)
+    @rule()
+    def full_disk(self) -> None:
+        """What is accepted can't be written: all of it is taken back, none of it is seen."""
+        self.world.faulty.strike(Fault(at=0, error=errno.ENOSPC, ops=WRITE, under="wal/"))
+        with pytest.raises(StorageFull):
+            self.world.store.sync()
+        self.world.faulty.heal()
+        assert all(isinstance(receipt.error, StorageFull) for receipt, _ in self.accepted)
+        self.accepted.clear()
+        self.world.store.maintain()
+        for sub in self.subs.values():
+            sub.flushed = dict(sub.done)
+        self._notice_deletions()
 
     # Upkeep and time
 
@@ -225,6 +247,20 @@ class StoreModel(RuleBasedStateMachine):
             sub.done[bundle.ref] = self._outcome(bundle.reject("model"))
         elif how == "defer":
             bundle.defer()
+
+    @precondition(lambda self: self.subs)
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        """Finish all there is."""
+        name = data.draw(st.sampled_from(sorted(self.subs)))
+        sub = self.subs[name]
+        for bundle in self.world.store.subscribe(name, follow=False):
+            self._collect()
+            assert bundle.ref in self.promised
+            assert not sub.finished(bundle.ref)
+            assert bundle.ref not in sub.held
+            sub.done[bundle.ref] = self._outcome(bundle.ack())
+        self._collect()
 
     def _outcome(self, outcome: Outcome) -> Outcome:
         assert outcome.final
@@ -323,6 +359,13 @@ class StoreModel(RuleBasedStateMachine):
                 assert self._expired(ref) or (finished and all(finished)), f"{ref} is gone"
                 continue
             assert found == put.number
+
+    @invariant()
+    def nothing_is_promised_early(self) -> None:
+        """What is accepted and not durable can't be read: a crash may still take it back."""
+        for receipt, _ in self.accepted:
+            with pytest.raises(UnknownBundle):
+                self.world.store.read(receipt.ref)
 
     @invariant()
     def counts_agree(self) -> None:
