@@ -5,6 +5,7 @@
 ``server``     the service: streams, puts, reads, leases, security, operation
 ``client``     the Python client on top of ``protocol``
 ``cli``        the commands that need a server
+``commands``   … and the door through which they join ``quiver``
 =============  ==================================================================
 
 ``protocol`` and ``client`` never import :mod:`quiver`: whoever talks to a server needs

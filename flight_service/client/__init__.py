@@ -22,6 +22,7 @@ session.py       :func:`connect` and :class:`Client`: the server as a whole
 stream.py        :class:`Stream`: one stream, all its words
 writer.py        putting with a window in flight, and again after a failure
 outbox.py        … which bundles are where, without any I/O
+pending.py       … what goes in, and the promise of a receipt
 lane.py          … one DoPut call
 subscription.py  receiving: iterate, ack
 feed.py          … the threads behind it, and reconnecting
@@ -51,11 +52,12 @@ from flight_service.client.errors import (
     Timeout,
     Unavailable,
 )
+from flight_service.client.pending import Pending, Receipt, WriterStats
 from flight_service.client.retry import Retry
 from flight_service.client.session import Client, connect
 from flight_service.client.stream import Lag, Stream
 from flight_service.client.subscription import Subscription
-from flight_service.client.writer import Pending, Receipt, Writer, WriterStats
+from flight_service.client.writer import Writer
 from flight_service.protocol.names import Ref
 
 __all__ = [

@@ -129,18 +129,19 @@ class Feed:
                 self._send_at = time.monotonic() + LINGER
             self._work.notify()
             over = self._stopping.is_set()
-        if over:
-            self._settle_late()
-        if durable:
+        if durable and not over:
             self._await_group(group)
+        if self._stopping.is_set() and not group.done:
+            self._settle_late()
+        if durable and not group.done:
+            raise group.error or self._failed or Closed("the subscription")
 
     def _await_group(self, group: Group) -> None:
+        """Wait until it is confirmed, or until the live call is none any more."""
         with self._lock:
             self._changed.wait_for(
-                lambda: group.done or group.error is not None or self._failed is not None
+                lambda: group.done or group.error is not None or self._stopping.is_set()
             )
-            if not group.done:
-                raise group.error or self._failed or Closed("the subscription")
 
     def abandon(self, ref: Ref) -> None:
         """From ``__del__``: no lock, a deque's append is atomic; the messenger looks at it."""
@@ -152,7 +153,7 @@ class Feed:
             self._outcomes.urgent = True
             self._work.notify()
             arrived = self._changed.wait_for(
-                lambda: not len(self._outcomes) or self._failed is not None, timeout
+                lambda: not len(self._outcomes) or self._stopping.is_set(), timeout
             )
             if self._failed is not None:
                 raise self._failed
@@ -401,6 +402,7 @@ class Feed:
         self._stopping.set()
         with self._lock:
             self._work.notify()
+            self._changed.notify_all()
         if call is not None:
             call.done_sending()
         for thread in self._threads:

@@ -14,10 +14,11 @@ import pyarrow as pa
 from flight_service.client.bundle import Bundle
 from flight_service.client.connection import Connection
 from flight_service.client.errors import Rejection
+from flight_service.client.pending import Data, Receipt
 from flight_service.client.reading import Range, Reading, When, Where, to_start
 from flight_service.client.retry import Retry
 from flight_service.client.subscription import Subscription
-from flight_service.client.writer import Data, Receipt, Writer
+from flight_service.client.writer import Writer
 from flight_service.protocol.actions import (
     Ack,
     Defer,

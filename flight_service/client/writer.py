@@ -18,9 +18,8 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, TypeAlias
+from typing import Final
 
 import pyarrow as pa
 
@@ -38,8 +37,9 @@ from flight_service.client.errors import (
 )
 from flight_service.client.lane import Lane
 from flight_service.client.outbox import Entry, Outbox
+from flight_service.client.pending import Data, Pending, Receipt, WriterStats, as_batch
 from flight_service.client.retry import Backoff, Retry
-from flight_service.protocol.names import Ref, check_name
+from flight_service.protocol.names import check_name
 from flight_service.protocol.put import DUP, REJECTED, RETRY, Envelope, PutCommand, PutReceipt
 from flight_service.protocol.wrapper import wrap
 
@@ -52,59 +52,6 @@ END_TIMEOUT: Final = 10.0
 """How long a call that is over is waited for."""
 ABORT_TIMEOUT: Final = 5.0
 """How long a block left by an exception waits for what is in flight."""
-
-Data: TypeAlias = "pa.RecordBatch | pa.Table"
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What the server answered for a bundle it has."""
-
-    ref: Ref
-    sequence: int | None
-    durability: str | None
-    duplicate: bool
-    key: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class WriterStats:
-    """What a writer has done so far."""
-
-    bundles: int
-    nbytes: int
-    duplicates: int
-    rejected: int
-    retries: int
-    reconnects: int
-
-
-class Pending:
-    """A bundle on its way: ``result()`` waits for its receipt."""
-
-    __slots__ = ("_error", "_receipt", "_writer", "key")
-
-    def __init__(self, writer: Writer, key: str) -> None:
-        self._writer = writer
-        self._receipt: Receipt | None = None
-        self._error: ClientError | None = None
-        self.key = key
-
-    @property
-    def done(self) -> bool:
-        """Whether the server has answered for good."""
-        return self._receipt is not None or self._error is not None
-
-    def result(self, timeout: float | None = None) -> Receipt:
-        """Its receipt; raises ``Rejected``, or what ended the writer."""
-        self._writer.wait_for(lambda: self.done, timeout, f"the receipt of {self.key}")
-        if self._receipt is None:
-            raise self._error or Closed("the writer")
-        return self._receipt
-
-    def settle(self, receipt: Receipt | None, error: ClientError | None) -> None:
-        """For the writer only."""
-        self._receipt, self._error = receipt, error
 
 
 class Writer:
@@ -492,15 +439,3 @@ class Writer:
             if lane is self._lane:
                 self._lane_ended = True
                 self._work.notify()
-
-
-def as_batch(data: Data) -> pa.RecordBatch:
-    """One batch of what a slot is given as."""
-    if isinstance(data, pa.RecordBatch):
-        return data
-    if not isinstance(data, pa.Table):
-        raise TypeError(f"a slot takes a RecordBatch or a Table, not {type(data).__name__}")
-    batches = data.combine_chunks().to_batches()
-    if len(batches) > 1:
-        raise BadRequest("limit_exceeded", "the table is too long for one batch: split it.")
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=data.schema)
