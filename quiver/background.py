@@ -35,6 +35,8 @@ class Driven(Protocol):
     """What a store lets the background do."""
 
     flush_queued: bool
+    flush_wanted: bool
+    """Something was staged since the last flush began."""
     work_queued: bool
     watched: bool
     """Whether the ticker looks at it often."""
@@ -94,7 +96,12 @@ class Background:
             self._stores = [s for s in self._stores if s is not store]
 
     def flush_soon(self, store: Driven) -> None:
-        """Have the store's staged puts committed; cheap to call for every put."""
+        """Have the store's staged puts committed; cheap to call for every put.
+
+        A store stays queued while it is being flushed: a second thread would only wait for
+        the first one's sync, and be missing elsewhere.
+        """
+        store.flush_wanted = True  # said before the look: see _run_flushes
         if not store.flush_queued:
             store.flush_queued = True
             self._flushes.put(store)
@@ -107,8 +114,11 @@ class Background:
 
     def _run_flushes(self) -> None:
         while (store := self._flushes.get()) is not None:
-            store.flush_queued = False
+            store.flush_wanted = False
             _guarded(store.flush_staged)
+            store.flush_queued = False
+            if store.flush_wanted:  # staged since, by a put that saw it queued
+                self.flush_soon(store)
 
     def _run_work(self) -> None:
         while (store := self._work.get()) is not None:

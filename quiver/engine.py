@@ -81,7 +81,7 @@ class Store:
         self._logger = get_logger(store=where)
         self._closed: StoreClosed | None = None
         self._background: Background | None = None
-        self.flush_queued = self.work_queued = self.watched = False
+        self.flush_queued = self.flush_wanted = self.work_queued = self.watched = False
         disk.mkdir("")
         self._file_lock = StoreLock.acquire(disk, clock, where=where)
         try:
