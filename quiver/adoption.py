@@ -13,7 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from quiver.alignment import Alignment, align, doubled, fallen_back, in_order, starts_at_zero
+from quiver.alignment import (
+    Alignment,
+    Sealed,
+    align,
+    doubled,
+    fallen_back,
+    in_order,
+    starts_at_zero,
+)
 from quiver.disk.disk import Disk
 from quiver.errors import Damage, QuiverError
 from quiver.events import (
@@ -80,14 +88,14 @@ class _Adopting:
 
     def run(self) -> Adopted:
         found = self._found
-        readers = self._open_covered()
-        alignment = self._align(readers)
+        sealed = self._check_covered()
+        alignment = self._align(sealed)
         rebuilt, quarantined = self._rebuild(alignment)
         segments = [] if self._is_done() else _planned(found.foreign.entries, self._first)
         bundles = sum(segment.bundle_count for segment in segments)
         maybe_doubled = None
         if bundles:
-            ordered = [readers[seq] for seq in sorted(readers)]
+            ordered = [sealed[seq] for seq in sorted(sealed)]
             maybe_doubled = found.foreign.doubtful or fallen_back(
                 doubled(found.foreign.entries, ordered)
             )
@@ -107,9 +115,9 @@ class _Adopting:
 
     # Segments that are there
 
-    def _open_covered(self) -> dict[int, SegmentReader]:
+    def _check_covered(self) -> dict[int, Sealed]:
         """The crate's newest segments, every byte checked, as far as the log covers them."""
-        readers: dict[int, SegmentReader] = {}
+        sealed: dict[int, Sealed] = {}
         covered = len(self._found.foreign.in_segments)
         behind = bool(self._found.foreign.entries)
         for info in reversed(self._catalog.infos):
@@ -119,13 +127,15 @@ class _Adopting:
                 break
             behind = False  # the newest one tells whether the cursor has fallen back
             try:
-                readers[info.seq] = self._catalog.reader(info.seq)
+                self._catalog.reader(info.seq)
             except Damage as damage:
                 self._found.sealed.damaged[info.seq] = damage
+            else:
+                sealed[info.seq] = Sealed(info.seq, info.bundle_count, self._catalog.reader)
             covered -= info.bundle_count
-        return readers
+        return sealed
 
-    def _align(self, readers: Mapping[int, SegmentReader]) -> Alignment[LogEntry]:
+    def _align(self, sealed: Mapping[int, Sealed]) -> Alignment[LogEntry]:
         found = self._found
         progress = [p for p in found.basics.progress.values() if isinstance(p, Progress)]
         counts: dict[int, int | None] = {
@@ -133,7 +143,7 @@ class _Adopting:
         }
         for seq in found.sealed.damaged:
             counts[seq] = _count_of(self._disk, seq) or counts.get(seq)
-        segments = in_order(readers, found.sealed.damaged, counts)
+        segments = in_order(sealed, found.sealed.damaged, counts)
         return align(found.foreign.in_segments, segments, from_first=starts_at_zero(found.log))
 
     def _rebuild(self, alignment: Alignment[LogEntry]) -> tuple[tuple[int, ...], tuple[str, ...]]:

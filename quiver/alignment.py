@@ -13,7 +13,7 @@ At the first disagreement the walk stops: nothing is guessed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
@@ -42,19 +42,31 @@ _Share: TypeAlias = tuple[int, Sequence[E]]
 
 
 @dataclass(frozen=True, slots=True)
+class Sealed:
+    """A sound segment, opened when it is read: there may be more than can be open at once."""
+
+    seq: int
+    count: int
+    opener: Callable[[int], SegmentReader]
+
+    def open(self) -> SegmentReader:
+        return self.opener(self.seq)
+
+
+@dataclass(frozen=True, slots=True)
 class Numbered:
-    """A segment number in use: sound (``reader``), or damaged or deleted.
+    """A segment number in use: ``sound``, or damaged or deleted.
 
     ``count`` is how many bundles it has, ``None`` if nothing says so any more.
     """
 
     seq: int
     count: int | None
-    reader: SegmentReader | None = None
+    sound: Sealed | None = None
 
 
 def in_order(
-    sound: Mapping[int, SegmentReader],
+    sound: Mapping[int, Sealed],
     damaged: Collection[int],
     counts: Mapping[int, int | None],
 ) -> list[Numbered]:
@@ -69,9 +81,9 @@ def in_order(
     for seq in sorted({*sound, *damaged, *(seq for seq in counts if seq > oldest)}):
         if seq > following:
             found.append(Numbered(following, None))
-        reader = sound.get(seq)
-        count = counts.get(seq) if reader is None else len(reader)
-        found.append(Numbered(seq, count, reader))
+        sealed = sound.get(seq)
+        count = counts.get(seq) if sealed is None else sealed.count
+        found.append(Numbered(seq, count, sealed))
         following = seq + 1
     return found
 
@@ -119,31 +131,32 @@ def _align(
     found: dict[int, _Share[E]] = {}
     at, gap, met = len(entries), list[Numbered](), False
     for segment in reversed(segments):
-        if segment.reader is None:
+        sealed = segment.sound
+        if sealed is None:
             gap.append(segment)
             continue
-        end = _end_of(entries, at, gap, segment.reader, met=met)
+        end = _end_of(entries, at, gap, sealed, met=met)
         if end is None:
             return found
         found |= _in_gap(entries[end:at], gap)
-        count = min(len(segment.reader), end)
-        found[segment.seq] = (len(segment.reader) - count, entries[end - count : end])
+        count = min(sealed.count, end)
+        found[segment.seq] = (sealed.count - count, entries[end - count : end])
         at, gap, met = end - count, [], True
         if not at:
             return found
     return found | _oldest_in_gap(entries[:at], gap, met=met, from_first=from_first)
 
 
-def doubled(entries: Sequence[E], segments: Sequence[SegmentReader]) -> int:
+def doubled(entries: Sequence[E], segments: Sequence[Sealed]) -> int:
     """How many of the first entries behind the cursor are at the end of the segments too.
 
     Content may repeat by itself, so this is a warning and never a reason to leave
     something out.
     """
-    bundles = [(reader, index) for reader in segments for index in range(len(reader))]
+    bundles = [(sealed, index) for sealed in segments for index in range(sealed.count)]
     for count in range(min(len(entries), len(bundles), MAX_SEARCH), 0, -1):
         pairs = zip(reversed(entries[:count]), reversed(bundles), strict=False)
-        if all(same_bundle(reader, index, entry) for entry, (reader, index) in pairs):
+        if all(same_bundle(sealed, index, entry) for entry, (sealed, index) in pairs):
             return count
     return 0
 
@@ -162,13 +175,13 @@ def _end_of(
     entries: Sequence[E],
     at: int,
     gap: Sequence[Numbered],
-    reader: SegmentReader,
+    sealed: Sealed,
     *,
     met: bool,
 ) -> int | None:
     known = _total(gap)
     if known is not None:
-        if _matches(entries, at - known, reader, whole=False):
+        if _matches(entries, at - known, sealed, whole=False):
             return at - known
         if gap or met:
             return None
@@ -176,17 +189,17 @@ def _end_of(
     places = [
         end
         for end in range(at, max(0, at - MAX_SEARCH), -1)
-        if _matches(entries, end, reader, whole=True)
+        if _matches(entries, end, sealed, whole=True)
     ]
     return places[0] if len(places) == 1 else None
 
 
-def _matches(entries: Sequence[E], end: int, reader: SegmentReader, *, whole: bool) -> bool:
-    count = len(reader) if whole else min(len(reader), end)
+def _matches(entries: Sequence[E], end: int, sealed: Sealed, *, whole: bool) -> bool:
+    count = sealed.count if whole else min(sealed.count, end)
     if end <= 0 or count > end or not count:
         return False
     return all(
-        same_bundle(reader, len(reader) - 1 - back, entries[end - 1 - back])
+        same_bundle(sealed, sealed.count - 1 - back, entries[end - 1 - back])
         for back in range(count)
     )
 
@@ -229,12 +242,13 @@ def _oldest_in_gap(
 # Content
 
 
-def same_bundle(reader: SegmentReader, index: int, entry: Entry) -> bool:
+def same_bundle(sealed: Sealed, index: int, entry: Entry) -> bool:
     """Whether a bundle of a segment has the content of a log entry.
 
     The crate may have widened or undone dictionaries in the segment: values count.
     """
     try:
+        reader = sealed.open()
         blocks = {block.slot: block for block in entry.bundle().slots}
         refs = {ref.slot_id: ref.stream_id for ref in reader.slot_refs(index)}
         if blocks.keys() != refs.keys():

@@ -16,6 +16,8 @@ file          what it does
 index         a log's bundles as places, to be read again when wanted
 look          one consistent look at a directory, damage kept as what it is
 holdings      which bundles there are, where each is read best, which are lost
+held          … the values for that, and what all directories have in common
+own, rust     … the rules for our directories, and for those of the Rust crate
 summary       ``quiver inspect``: files, segments, bundles, subscribers, lag
 verify        ``quiver verify``: every byte, and whether the parts fit together
 dump          ``quiver dump``: bundles out into plain Arrow files

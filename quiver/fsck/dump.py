@@ -20,9 +20,10 @@ import pyarrow as pa
 
 from quiver.disk.disk import Disk
 from quiver.errors import Damage, InvalidInput, QuiverError
-from quiver.fsck.holdings import Held, Holdings, Lost, hold, outcome
+from quiver.fsck.held import Held, Holdings, Lost, outcome
+from quiver.fsck.holdings import survey_holdings
 from quiver.fsck.index import Place
-from quiver.fsck.look import Look, Watch, look
+from quiver.fsck.look import Look, Watch, holds_a_store, no_store
 from quiver.segment.reader import SegmentReader
 
 MANIFEST: Final = "manifest.json"
@@ -79,9 +80,10 @@ def dump(
 
     ``progress`` is told how many bundles of how many are saved.
     """
-    found = look(disk, watch=watch)
+    if not holds_a_store(disk):
+        raise no_store()
     _prepare(out, force)
-    return _Dumping(disk, out, progress).run(found)
+    return _Dumping(disk, out, progress).run(watch)
 
 
 def _prepare(out: Disk, force: bool) -> None:
@@ -104,12 +106,12 @@ class _Dumping:
         self._saved: dict[tuple[int, int], Saved] = {}
         self._unreadable: list[Lost] = []
 
-    def run(self, found: Look) -> Dump:
+    def run(self, watch: Watch | None) -> Dump:
         for _ in range(MAX_ROUNDS):
-            holdings = hold(found)
+            found, holdings = survey_holdings(self._disk, watch=watch)
             if self._save_all(found, holdings):
                 break
-            found = look(self._disk)  # the log moved on: see where it is now
+            watch = None  # the log moved on: see where it is now
         return self._finish(found, holdings)
 
     def _save_all(self, found: Look, holdings: Holdings) -> bool:
@@ -142,7 +144,7 @@ class _Dumping:
         if isinstance(held.source, Place):
             pieces = _from_log(held.source)
         else:
-            pieces = _from_segment(held.source, held.ref.bundle_index)
+            pieces = _from_segment(held.source.open(), held.ref.bundle_index)
         self._out.mkdir(folder)
         saved = []
         for slot, fingerprint, rows, data in sorted(pieces, key=lambda piece: piece[0]):

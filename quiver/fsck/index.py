@@ -41,7 +41,10 @@ class Place:
         """Read it again."""
         with self.disk.open(self.path) as file:
             data = file.pread(self.body_length + FRAME, self.offset)
-        if len(data) != self.body_length + FRAME or crc32(memoryview(data)[4:]) != RESIDUE:
+        body = memoryview(data)[4:-4]
+        entry = LogEntry(self.path, self.offset, self.position, self.kind, self.sequence, body)
+        whole = len(data) == self.body_length + FRAME and crc32(memoryview(data)[4:]) == RESIDUE
+        if not whole or not self._is_here(entry):
             raise WalCorrupt(
                 f"{self.path} byte {self.offset:,}: the entry was sound and isn't any more.",
                 advice="If the store is being written to, look again.",
@@ -49,8 +52,16 @@ class Place:
                 offset=self.offset,
                 sequence=self.sequence,
             )
-        body = memoryview(data)[4:-4]
-        return LogEntry(self.path, self.offset, self.position, self.kind, self.sequence, body)
+        return entry
+
+    def _is_here(self, entry: LogEntry) -> bool:
+        """A recycled file may hold another sound entry at the very place."""
+        sequence = int.from_bytes(entry.body[9:17], "little")
+        return (sequence, entry.ref, entry.ingestion_ts_ns) == (
+            self.sequence,
+            self.ref,
+            self.ingestion_ts_ns,
+        )
 
     def bundle(self) -> BundleEntry:
         return self.entry().bundle()

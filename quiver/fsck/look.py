@@ -7,6 +7,7 @@ files came or went during it.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -28,6 +29,9 @@ from quiver.wal.reader import read_log
 MAX_LOOKS: Final = 20
 """A store that changes faster than it can be read this many times is too busy."""
 
+MAX_OPEN: Final = 32
+"""Segments held open at a time: descriptors are few."""
+
 Watch = Callable[[str, int], None]
 """Called with a file's path and how many of its bytes were just read."""
 
@@ -46,6 +50,7 @@ class Segments:
         self.damaged: dict[int, QuiverError] = {}
         self.deleted: set[int] = set()
         self._checked: set[int] = set()
+        self._open: OrderedDict[int, SegmentReader] = OrderedDict()
 
     def listed(self, catalog: Catalog, damaged: dict[int, Damage]) -> None:
         """Take over what a scan of the files' ends found."""
@@ -62,20 +67,30 @@ class Segments:
         if seq in self.damaged or seq not in self.infos:
             return None
         try:
-            # Not mapped: a failing disk must end in an error, not in a signal.
-            verify = self._check and seq not in self._checked
-            reader = SegmentReader.open(self._disk, seq, mode="pread", verify=verify)
+            return self.open(seq)
         except FileNotFoundError:
             del self.infos[seq]  # finished and deleted since the look
             self.deleted.add(seq)
-            return None
         except QuiverError as error:
             self.damaged[seq] = error
-            return None
+        return None
+
+    def open(self, seq: int) -> SegmentReader:
+        """A reader, checked the first time; or the error, ``FileNotFoundError`` too."""
+        found = self._open.get(seq)
+        if found is not None:
+            self._open.move_to_end(seq)
+            return found
+        verify = self._check and seq not in self._checked
+        # Not mapped: a failing disk must end in an error, not in a signal.
+        found = SegmentReader.open(self._disk, seq, mode="pread", verify=verify)
         if seq not in self._checked and self._watch is not None:
-            self._watch(reader.path, reader.info.file_bytes)
+            self._watch(found.path, found.info.file_bytes)
         self._checked.add(seq)
-        return reader
+        self._open[seq] = found
+        if len(self._open) > MAX_OPEN:
+            self._open.popitem(last=False)
+        return found
 
     def count_of(self, seq: int) -> int | None:
         """How many bundles a damaged file says it has, if it can still be asked."""
@@ -114,10 +129,7 @@ class Look:
 def look(disk: Disk, *, watch: Watch | None = None, check: bool = True) -> Look:
     """Look at everything, again if it changed meanwhile."""
     if not holds_a_store(disk):
-        raise NotFound(
-            "there is no store here: neither a log nor a segment nor a checkpoint.",
-            advice="Name the directory that holds wal/ and segments/.",
-        )
+        raise no_store()
     for _ in range(MAX_LOOKS):
         before = _stamp(disk)
         try:
@@ -126,7 +138,20 @@ def look(disk: Disk, *, watch: Watch | None = None, check: bool = True) -> Look:
             continue
         if _stamp(disk) == before:
             return found
-    raise Busy(
+    raise too_busy()
+
+
+def no_store() -> NotFound:
+    """The error for a directory that isn't one."""
+    return NotFound(
+        "there is no store here: neither a log nor a segment nor a checkpoint.",
+        advice="Name the directory that has wal/ and segments/ in it.",
+    )
+
+
+def too_busy() -> Busy:
+    """The error for a store that doesn't hold still."""
+    return Busy(
         "the store changes faster than it can be read.",
         advice="Stop its writer, or try again when it is less busy.",
     )

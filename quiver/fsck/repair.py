@@ -33,7 +33,8 @@ from quiver.errors import Damage, QuiverError, UnsupportedVersion, WalCorrupt
 from quiver.format.floor import FLOOR_PATH, Floor
 from quiver.format.progress import Progress
 from quiver.format.state import STATE_NAME, Checkpoint
-from quiver.fsck.holdings import Holdings, Lost, hold, spans
+from quiver.fsck.held import Holdings, Lost, spans
+from quiver.fsck.holdings import hold
 from quiver.fsck.index import Place
 from quiver.fsck.look import Look, Watch, look
 from quiver.fsck.verify import check_batches, find_problems

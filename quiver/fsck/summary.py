@@ -12,9 +12,10 @@ from quiver.errors import QuiverError
 from quiver.format.floor import FLOOR_PATH
 from quiver.format.progress import Progress
 from quiver.format.state import STATE_NAME, Loss
-from quiver.fsck.holdings import Held, Holdings, hold, outcome
+from quiver.fsck.held import Held, Holdings, outcome
+from quiver.fsck.holdings import survey_holdings
 from quiver.fsck.index import Place
-from quiver.fsck.look import Look, look
+from quiver.fsck.look import Look
 from quiver.fsck.verify import find_notes, find_problems
 from quiver.ids import BundleRef
 from quiver.segment.info import QUARANTINE, SEGMENTS
@@ -96,8 +97,7 @@ class Summary:
 
 def summarize(disk: Disk, clock: Clock) -> Summary:
     """Look and count."""
-    found = look(disk, check=False)
-    holdings = hold(found)
+    found, holdings = survey_holdings(disk, check=False)
     sizes = {held.ref: _size(held) for held in holdings.bundles}
     files = tuple(_files(disk))
     return Summary(
@@ -126,7 +126,7 @@ def _size(held: Held) -> tuple[int, int]:
         if isinstance(held.source, Place):
             blocks = held.source.bundle().slots
             return sum(b.rows for b in blocks), sum(len(b.payload) for b in blocks)
-        meta = held.source.meta(held.ref.bundle_index)
+        meta = held.source.open().meta(held.ref.bundle_index)
         return meta.rows, meta.nbytes
     except (QuiverError, FileNotFoundError):
         return 0, 0

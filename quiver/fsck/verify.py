@@ -17,8 +17,9 @@ from quiver.contradictions import contradictions
 from quiver.disk.disk import Disk
 from quiver.errors import Damage, QuiverError, WalCorrupt
 from quiver.format.progress import Progress
-from quiver.fsck.holdings import Holdings, hold
-from quiver.fsck.look import Look, Watch, look
+from quiver.fsck.held import Holdings
+from quiver.fsck.holdings import survey_holdings
+from quiver.fsck.look import Look, Watch
 from quiver.segment.info import QUARANTINE, SEGMENTS, TMP_SUFFIX, segment_path
 from quiver.segment.reader import SegmentReader
 from quiver.subscriber.progress import progress_file
@@ -60,8 +61,7 @@ class Verdict:
 
 def verify(disk: Disk, *, watch: Watch | None = None) -> Verdict:
     """Check everything; changes nothing and needs no lock."""
-    found = look(disk, watch=watch)
-    holdings = hold(found)
+    found, holdings = survey_holdings(disk, watch=watch)
     problems = [*find_problems(found, holdings), *_unreadable_batches(found)]
     log_bytes = sum(file.size for file in found.log.files)
     return Verdict(
