@@ -40,6 +40,17 @@ assert _HEADER.size == 40
 _CRC: Final = struct.Struct("<I")
 _VERSION: Final = 1
 MAX_STATE_BYTES: Final = 1 << 28
+_UNREADABLE: Final = (
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+    OSError,
+    pa.ArrowException,
+)
+"""What JSON and Arrow raise for bytes that no writer of ours wrote."""
 
 _WINDOW = pa.schema(
     [
@@ -157,6 +168,8 @@ def decode_state(data: bytes) -> Checkpoint:
     window = data[header_size + json_len : header_size + json_len + window_len]
     try:
         document: dict[str, Any] = json.loads(text)
+        if not _is_sound(document):
+            raise ValueError("a value is not of its kind")
         adoption = document["adoption"]
         return Checkpoint(
             through=through,
@@ -168,8 +181,30 @@ def decode_state(data: bytes) -> Checkpoint:
             adoption=None if adoption is None else Adoption(adoption[0], tuple(adoption[1])),
             window=_decode_window(window),
         )
-    except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+    except _UNREADABLE as error:
         raise _damaged(f"a part has a good checksum but can't be read ({error})") from None
+
+
+def _is_sound(document: dict[str, Any]) -> bool:
+    """Whether every value is of the kind that the rest of the store takes it for."""
+    adoption = document["adoption"]
+    return (
+        _is_counts(document["slots"])
+        and _is_counts(document["loss_totals"])
+        and all(type(name) is str for name in document["subscribers"])
+        and all(
+            [type(value) for value in row[:5]] == [int, int, int, str, int] and _is_counts(row[5])
+            for row in document["losses"]
+        )
+        and (
+            adoption is None
+            or (type(adoption[0]) is int and all(type(count) is int for count in adoption[1]))
+        )
+    )
+
+
+def _is_counts(value: object) -> bool:
+    return isinstance(value, dict) and all(type(number) is int for number in value.values())
 
 
 def _encode_window(records: Sequence[KeyRecord]) -> bytes:
@@ -193,6 +228,9 @@ def _decode_window(data: bytes) -> tuple[KeyRecord, ...]:
     if not data:
         return ()
     table = pa.ipc.open_stream(data).read_all()
+    if table.schema != _WINDOW or any(column.null_count for column in table.columns):
+        raise ValueError("the window is not what it should be")
+    table.validate(full=True)  # Arrow would follow an offset wherever it leads
     columns = [table.column(name).to_pylist() for name in _WINDOW.names]
     return tuple(
         KeyRecord(key, digest, BundleRef(segment, index), sequence, ts)

@@ -7,12 +7,17 @@ import gc
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
 from quiver.engine import Store
+from quiver.errors import StateCorrupt
+from quiver.format.crc import crc32
+from quiver.format.state import Checkpoint, KeyRecord, decode_state, encode_state
+from quiver.ids import BundleRef
 from quiver.segment import SegmentReader, segment_path, write_segment
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.segments import memory_disk, open_segment
@@ -87,3 +92,26 @@ def test_a_damaged_segment_does_not_keep_a_store_without_a_log_shut() -> None:
     assert [loss.segment_seq for loss in again.report.lost] == [first.segment_seq]
     assert again.report.quarantined
     assert set(again.read(second)) == {"Logs"}
+
+
+def test_a_checkpoint_with_a_fitting_checksum_is_still_not_believed() -> None:
+    """Arrow's own errors, offsets that lead nowhere, values of the wrong kind: StateCorrupt."""
+    record = KeyRecord("a key", b"h" * 32, BundleRef(1, 2), 3, 4)
+    good = encode_state(Checkpoint(through=9, subscribers=("a",), window=(record,) * 3))
+    assert decode_state(good).window == (record,) * 3
+    refused = 0
+    for at in range(40, len(good) - 4):
+        for value in (0x00, 0x80, 0xFF):
+            body = good[:at] + bytes([value]) + good[at + 1 : -4]
+            try:
+                decode_state(body + crc32(body).to_bytes(4, "little"))
+            except StateCorrupt:
+                refused += 1
+    assert refused > 100
+    for old, new in (
+        (b'"subscribers":["a"]', b'"subscribers":[1.2]'),
+        (b'"slots":{}', b'"slots":[]'),
+    ):
+        body = good[:-4].replace(old, new)
+        with pytest.raises(StateCorrupt, match="kind"):
+            decode_state(body + crc32(body).to_bytes(4, "little"))
