@@ -207,7 +207,6 @@ class Feed:
             self.reconnects += self._call is not None and not self._stopping.is_set()
             self._call = None
             self._buffer.clear()
-            self._outcomes.call_lost()
             self._ping, self._idle = None, False
             if self._stopping.is_set():
                 return
@@ -356,7 +355,7 @@ class Feed:
                 self._late_at = time.monotonic() + LATE_PAUSE
 
     def _settle_late(self) -> None:
-        """Say by actions what the live call could not bring home."""
+        """Say by actions what the live call could not bring home: all of it, if there is none."""
         with self._lock:
             if self._call is None or self._stopping.is_set():
                 self._outcomes.call_lost()

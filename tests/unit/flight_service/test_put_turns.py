@@ -1,0 +1,114 @@
+"""The order of a DoPut after a refusal, with a store that says what the test wants."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+
+from flight_service.protocol.put import PutCommand
+from flight_service.protocol.wrapper import BY_NAME, wrap
+from flight_service.server.put import PutCall
+from quiver.errors import Backpressure, InvalidBundle, QuiverError, Reason
+
+BUSY = Backpressure(Reason.DISK, "the disk is full", retry_after_ms=7)
+BROKEN = InvalidBundle("this will never do.")
+
+
+class Store:
+    """Answers each put with the next outcome: an error, or a receipt that is durable."""
+
+    def __init__(self, outcomes: list[QuiverError | None]) -> None:
+        self._outcomes = outcomes
+        self.kept: list[str] = []
+
+    def put_ipc(self, slots: Any, *, key: str, **rest: Any) -> Any:
+        outcome = self._outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+        self.kept.append(key)
+        return SimpleNamespace(
+            done=True,
+            error=None,
+            duplicate=False,
+            durable=True,
+            ref=(0, len(self.kept) - 1),
+            sequence=len(self.kept),
+            key=key,
+            wait=lambda: None,
+        )
+
+
+class Wire:
+    """Both ends of the call: messages in, receipts out."""
+
+    schema = BY_NAME
+
+    def __init__(self, messages: list[tuple[str, int | None]]) -> None:
+        batch = wrap({"Logs": pa.record_batch({"n": [1]})})
+        self._chunks = [
+            SimpleNamespace(data=batch, app_metadata=pa.py_buffer(_envelope(key, resend)))
+            for key, resend in messages
+        ]
+        self.receipts: list[dict[str, Any]] = []
+
+    def read_chunk(self) -> Any:
+        if not self._chunks:
+            raise StopIteration
+        return self._chunks.pop(0)
+
+    def write(self, data: bytes) -> None:
+        self.receipts += json.loads(data)["receipts"]
+
+
+def _envelope(key: str, resend: int | None) -> bytes:
+    note: dict[str, Any] = {"v": 1, "key": key}
+    if resend is not None:
+        note["resend"] = resend
+    return json.dumps(note).encode()
+
+
+def serve(messages: list[tuple[str, int | None]], outcomes: list[QuiverError | None]) -> Any:
+    """Statuses and codes of all receipts, and what the store kept."""
+    wire, store = Wire(messages), Store(outcomes)
+    PutCall(
+        cast(Any, SimpleNamespace(store=store)),
+        PutCommand(stream="t"),
+        wire,
+        wire,
+        window=16,
+        put_wait=0.0,
+        stopping=lambda: False,
+    ).run()
+    return [(one["status"], one.get("code")) for one in wire.receipts], store.kept
+
+
+def test_after_a_refusal_only_the_repeat_opens_the_way() -> None:
+    """a is refused for now, b comes behind it, then a again: b has to wait for its turn."""
+    told, kept = serve(
+        [("a", None), ("b", None), ("a", 0), ("b", None)],
+        [BUSY, None, None],
+    )
+    assert told == [
+        ("retry", "backpressure"),
+        ("retry", "out_of_turn"),
+        ("ok", None),
+        ("ok", None),
+    ]
+    assert kept == ["a", "b"]
+
+
+def test_a_repeat_that_is_refused_again_keeps_its_number() -> None:
+    """The second try of message 0 is refused as well: the third still names message 0."""
+    told, kept = serve([("a", None), ("a", 0), ("a", 0)], [BUSY, BUSY, None])
+    assert [status for status, _ in told] == ["retry", "retry", "ok"]
+    assert kept == ["a"]
+
+
+def test_a_repeat_that_is_rejected_for_good_opens_the_way_too() -> None:
+    """The repeat turns out to be broken: nobody will send it again, so b may pass."""
+    told, kept = serve([("a", None), ("a", 0), ("b", None)], [BUSY, BROKEN, None])
+    assert told == [("retry", "backpressure"), ("rejected", "invalid_bundle"), ("ok", None)]
+    assert kept == ["b"]
