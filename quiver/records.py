@@ -84,8 +84,10 @@ class Records:
         with parts.lock:
             names = {name: slot for slot, name in parts.slots.names.items()}
             newest = parts.ingest.window.newest_sequence
+            last_ts = parts.ingest.last_ts
         return (
             parts.ledger.dirty
+            or last_ts > self._state.last_ts
             or names != dict(self._state.slots)
             or (newest is not None and newest >= self._state.through)
         )

@@ -142,7 +142,7 @@ class FileScan:
         self.bundles += kinds.count(BUNDLE) + kinds.count(FOREIGN_BUNDLE)
         self.last_segment = max(self.last_segment, *map(_segment, found))
         self.proven = max(self.proven, *map(_synced, found))
-        self.last_ts = int.from_bytes(piece.view[start + 5 : start + 13], "little", signed=True)
+        self._note_time(piece)
         self.last_kind = kind
         if self.foreign:
             if self.first_foreign is None:
@@ -153,6 +153,14 @@ class FileScan:
         self._recent.append(Piece(memoryview(b""), piece.base, found))
         while self._recent[0].found[-1][3] < self.proven and len(self._recent) > 1:
             self._recent.pop(0)
+
+    def _note_time(self, piece: Piece) -> None:
+        """Of bundles only: their time never goes back, that of other entries may."""
+        for start, _, kind, _, _, _ in reversed(piece.found):
+            if kind in (BUNDLE, FOREIGN_BUNDLE):
+                ts = int.from_bytes(piece.view[start + 5 : start + 13], "little", signed=True)
+                self.last_ts = max(self.last_ts, ts)
+                return
 
     @property
     def sealed(self) -> bool:

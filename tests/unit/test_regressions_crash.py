@@ -112,6 +112,28 @@ def test_keys_and_names_from_a_time_without_a_log_outlive_it() -> None:
         assert list(store.read(first.ref)) == ["Logs"]
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+def test_ingestion_time_does_not_go_back_behind_a_restart(deleted: bool) -> None:
+    """Scenario: a bundle is put, the wall clock is set back, upkeep goes on (a watermark in
+    the log; or the bundle finished, deleted, its log file retired), the process is killed.
+    Guarantee: the next bundle is not older than the first."""
+    config = Config.load(env={}, reserve=0, wal__max_idle_age=1.0)
+    disk, clock = MemoryDisk(), ManualClock()
+    store = Store(Disk(disk), config, where="mem", clock=clock)
+    first = store.put({"Logs": one(1)}).wait()
+    if deleted:
+        store.subscribe("ada").ack([first.ref])
+        store.flush()
+    clock.jump(-1000)
+    for _ in range(3):
+        clock.advance(2)
+        store.maintain()
+    assert bool(store.segments()) is not deleted
+    disk.locked.clear()
+    store = Store(Disk(disk), config, where="mem", clock=clock)
+    assert store.put({"Logs": one(2)}).wait().ingestion_ts_ns >= first.ingestion_ts_ns
+
+
 def _kill_at(disk: CrashDisk, record: Record, kind: type) -> None:
     if isinstance(record, kind):
         disk.die_in = 0
