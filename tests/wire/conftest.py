@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,20 @@ import pyarrow.flight as flight
 import pytest
 
 from flight_service.server import Server, Settings
+from flight_service.server.service import FlightService
 
 MakeServer = Callable[..., Server]
+
+RPCS = (
+    "do_action",
+    "do_exchange",
+    "do_get",
+    "do_put",
+    "get_flight_info",
+    "get_schema",
+    "list_actions",
+    "list_flights",
+)
 
 SMALL: dict[str, Any] = {
     "server__port": 0,
@@ -20,6 +34,24 @@ SMALL: dict[str, Any] = {
     "server__drain_timeout": "3s",
 }
 """Any free port, and no bytes on disk that a test doesn't need."""
+
+
+@pytest.fixture(autouse=True)
+def _trace_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coverage in Flight's own threads, which Python's threading doesn't know about."""
+    trace = threading.gettrace()
+    if trace is None:
+        return
+    for name in RPCS:
+        monkeypatch.setattr(FlightService, name, _traced(getattr(FlightService, name), trace))
+
+
+def _traced(handler: Callable[..., Any], trace: Any) -> Callable[..., Any]:
+    def traced(*arguments: Any) -> Any:
+        sys.settrace(trace)
+        return handler(*arguments)
+
+    return traced
 
 
 @pytest.fixture

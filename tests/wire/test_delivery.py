@@ -12,6 +12,8 @@ import pytest
 from flight_service.server import Server
 from tests.wire.bare import act, fails, get, info, logs, put_bundles, put_slot
 from tests.wire.conftest import MakeServer, connect
+from tests.wire.test_exchange import eventually
+from tests.wire.test_put_flow import TINY, big
 
 
 def claim(client: flight.FlightClient, **fields: Any) -> dict[str, Any]:
@@ -175,6 +177,34 @@ def test_poison_goes_where_the_policy_says(client: flight.FlightClient, poison: 
     assert told["quiver.origin.deliveries"] == "2"
     assert told["quiver.origin.reason"] == "can't parse"
     assert told["quiver.origin.key"] == "k"
+
+
+def test_a_dead_letter_waits_for_room(client: flight.FlightClient) -> None:
+    """Scenario: the stream of the dead is full when poison comes. Guarantee: the bundle is
+    neither delivered again nor finished until its letter is safe; then it is."""
+    act(client, "create_stream", stream="grave", settings=TINY)
+    act(client, "register", stream="grave", subscriber="reader")
+    put_slot(client, "grave", [big(n) for n in range(40)])
+    act(client, "create_stream", stream="t")
+    finish(client, "register", max_deliveries=1, dead_letter_stream="grave")
+    put_slot(client, "t", [big()])
+    finish(client, "defer", refs=refs(claim(client)), delay_ms=0)
+    assert claim(client)["bundles"] == []
+    assert act(client, "lag", stream="t")["subscribers"]["s"]["bundles"] == 1
+    letters = 0
+
+    def buried() -> bool:
+        nonlocal letters
+        taken = act(client, "claim", stream="grave", subscriber="reader")["bundles"]
+        letters += sum("quiver.origin.ref" in one.get("attributes", {}) for one in taken)
+        done = [one["ref"] for one in taken]
+        act(client, "ack", stream="grave", subscriber="reader", refs=done, durable=True)
+        act(client, "flush", stream="grave")
+        act(client, "maintain", stream="grave")
+        return letters == 1
+
+    eventually(buried, 20.0)
+    eventually(lambda: act(client, "lag", stream="t")["subscribers"]["s"]["bundles"] == 0)
 
 
 def _first_bundle(client: flight.FlightClient, stream: str) -> Any:

@@ -17,11 +17,13 @@ import yaml
 from flight_service.protocol.actions import ACTIONS
 from flight_service.protocol.errors import ServiceError, from_flight
 from flight_service.server import Server, Settings
+from flight_service.server import get as get_module
+from flight_service.server.actions import Actions
 from flight_service.server.auth import hash_token, read_book
 from flight_service.server.authz import ALL_VERBS, NOBODY_SPECIAL, TABLE, Grant, allowed, visible
 from quiver.errors import ConfigError
-from tests.wire.bare import command, logs
-from tests.wire.conftest import MakeServer
+from tests.wire.bare import act, command, fails, get, info, logs, put_slot
+from tests.wire.conftest import MakeServer, connect
 from tests.wire.test_exchange import eventually
 
 STREAM = "mine-1"
@@ -368,3 +370,29 @@ def test_errors_name_the_verb_and_the_stream(client: flight.FlightClient) -> Non
     except flight.FlightUnauthorizedError as error:
         said: ServiceError = from_flight(error)
     assert said.details == {"verb": "put", "stream": STREAM}
+
+
+def test_the_unforeseen_is_answered_with_a_number(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scenario: a bug in a handler, before and in the middle of an answer. Guarantee: the
+    client gets `internal` and a number; what happened is in the server's log under it, and
+    nowhere else."""
+
+    def broken(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("the secret payload")
+
+    server = make_server()
+    with connect(server) as client:
+        put_slot(client, "t", [logs(1)])
+        ticket = info(client, stream="t").endpoints[0].ticket
+        monkeypatch.setattr(Actions, "_lag", broken)
+        monkeypatch.setattr(get_module, "wrapped", broken)
+        for call in (
+            lambda: act(client, "lag", stream="t"),
+            lambda: get(client, ticket),
+        ):
+            error = fails("internal", call)
+            assert "secret" not in error.message
+            assert error.details["incident"] in caplog.text
+        assert act(client, "health")["status"] == "ok"
