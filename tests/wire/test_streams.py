@@ -143,6 +143,7 @@ def test_the_number_of_streams_is_bounded(make_server: MakeServer) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_five_hundred_streams(make_server: MakeServer) -> None:
     """Scenario: 500 streams, all used, then all listed. Guarantee: threads and files stay
     bounded by what may be open, not by what there is; every one can be read."""
@@ -162,6 +163,7 @@ def test_five_hundred_streams(make_server: MakeServer) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_thousand_subscribers(client: flight.FlightClient) -> None:
     """Scenario: a thousand names register on one stream. Guarantee: each gets everything,
     and listing their lag works."""
