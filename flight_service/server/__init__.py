@@ -16,7 +16,8 @@ exchange.py       DoExchange: the live subscription
 actions.py        DoAction: a method per action
 bundles.py        bundles in the wire's forms      ranges.py   which bundles a read means
 streams.py        all streams, opened when needed  stream.py   one open stream
-leases.py         claims, renewals, redelivery     policy.py   how a subscriber is served
+leases.py         claims, renewals, redelivery     claims.py   their values
+policy.py         how a subscriber is served
 dead_letters.py   poison, to its own stream
 auth.py           who is calling                   authz.py    what they may: one table
 limits.py         calls at a time                  edge.py     errors, mapped

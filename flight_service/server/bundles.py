@@ -10,7 +10,7 @@ import pyarrow as pa
 from flight_service.protocol.errors import ServiceError
 from flight_service.protocol.get import BundleInfo
 from flight_service.protocol.wrapper import BY_NUMBER, slot_numbers, wrap_streams
-from flight_service.server.leases import Delivered, bundle_info
+from flight_service.server.claims import Delivered, bundle_info
 from quiver import BundleRef, Store
 from quiver.errors import BundleGone, NotFound
 from quiver.format.ipc import EncodedBatch, encode_batch, project

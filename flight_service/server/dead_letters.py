@@ -18,8 +18,8 @@ from typing import Final
 import pyarrow as pa
 
 from flight_service.protocol.errors import ServiceError
+from flight_service.server.claims import Poison
 from flight_service.server.events import DEAD_LETTER_FAILED, get_logger
-from flight_service.server.leases import Poison
 from flight_service.server.streams import Streams
 from quiver.errors import LimitExceeded, QuiverError
 
@@ -69,7 +69,7 @@ class DeadLetters:
         except (QuiverError, ServiceError) as error:
             _log.warning(
                 DEAD_LETTER_FAILED,
-                stream=poison.desk.stream,
+                stream=poison.stream,
                 ref=str(poison.handle.ref),
                 error=str(error),
             )
@@ -78,20 +78,19 @@ class DeadLetters:
 
     def _bury(self, poison: Poison) -> None:
         assert self._streams is not None
-        desk, handle = poison.desk, poison.handle
-        target = desk.policy.dead_letters(desk.stream)
+        handle, target = poison.handle, poison.grave
         with contextlib.suppress(ServiceError):
             self._streams.create(target, None, if_not_exists=True)
         with self._streams.use(target) as grave:
             batches: dict[str | int, pa.RecordBatch] = {name: handle[name] for name in handle}
-            key = f"{desk.stream}/{desk.name}/{handle.ref}"
+            key = f"{poison.stream}/{poison.subscriber}/{handle.ref}"
             try:
                 receipt = grave.store.put(batches, key=key, attributes=_story(poison, full=True))
             except LimitExceeded:
                 receipt = grave.store.put(batches, key=key, attributes=_story(poison, full=False))
             receipt.wait()
         handle.reject(f"dead letter {target} {receipt.ref}")
-        desk.buried(handle.ref)
+        poison.buried(handle.ref)
 
     def close(self) -> None:
         """Stop; what is not buried stays pending at its origin."""
@@ -103,10 +102,10 @@ class DeadLetters:
 
 
 def _story(poison: Poison, *, full: bool) -> dict[str, str]:
-    handle, desk = poison.handle, poison.desk
+    handle = poison.handle
     told = {
-        "stream": desk.stream,
-        "subscriber": desk.name,
+        "stream": poison.stream,
+        "subscriber": poison.subscriber,
         "ref": str(handle.ref),
         "sequence": str(handle.sequence),
         "deliveries": str(poison.deliveries),

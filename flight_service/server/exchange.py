@@ -21,8 +21,8 @@ from flight_service.protocol.exchange import ClientMessage, ServerMessage, Subsc
 from flight_service.protocol.names import Ref
 from flight_service.protocol.wrapper import BY_NUMBER
 from flight_service.server.bundles import View, wrapped
+from flight_service.server.claims import Delivered
 from flight_service.server.edge import service_error
-from flight_service.server.leases import Delivered
 from flight_service.server.stream import Stream
 from quiver.errors import NotFound, QuiverError
 

@@ -21,8 +21,8 @@ from flight_service.server.bundles import (
     with_gone,
     wrapped,
 )
+from flight_service.server.claims import Delivered
 from flight_service.server.edge import service_error
-from flight_service.server.leases import Delivered
 from flight_service.server.ranges import refs_of
 from flight_service.server.stream import Stream
 from quiver import BundleRef, Store

@@ -22,15 +22,14 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from flight_service.protocol.errors import ServiceError
-from flight_service.protocol.get import BundleInfo
 from flight_service.protocol.names import Ref
+from flight_service.server.claims import Bury, Delivered, Failure, Held, Lease, Poison
 from flight_service.server.events import BUNDLE_POISONED, LEASE_EXPIRED, get_logger
 from flight_service.server.policy import Policy
-from quiver import BundleMeta, BundleRef, ClaimedBundle, Outcome, Store, Subscription
+from quiver import BundleRef, ClaimedBundle, Outcome, Store, Subscription
 from quiver.clock import Clock
 from quiver.errors import BundleGone, NotFound
 
@@ -43,100 +42,6 @@ WAIT_SLICE: Final = 0.2
 MAX_REASON: Final = 1_000
 
 _log = get_logger()
-
-
-@dataclass(slots=True)
-class Failure:
-    """A bundle that came back."""
-
-    count: int
-    reason: str = ""
-
-
-@dataclass(slots=True)
-class _Held:
-    delivered: Delivered
-    lease: Lease
-
-    @property
-    def handle(self) -> ClaimedBundle:
-        return self.delivered.handle
-
-
-@dataclass(slots=True)
-class Lease:
-    """A group of claims with one end."""
-
-    id: str
-    consumer: str
-    seconds: float
-    deadline: float
-    bound: bool
-    """Bound to a call: stays when it is empty, and goes with the call."""
-    refs: set[BundleRef] = field(default_factory=set)
-    closed: bool = False
-    expired: list[BundleRef] = field(default_factory=list)
-    """Bundles taken back because nobody was heard of; told to the call, then forgotten."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """A bundle as it is handed out."""
-
-    handle: ClaimedBundle
-    delivery: int
-    reason: str
-
-    def info(self, slots: tuple[str, ...] | None = None) -> BundleInfo:
-        """For the wire; ``slots`` are those that are sent, if not all."""
-        handle = self.handle
-        return bundle_info(
-            handle.ref,
-            handle.meta,
-            handle.keys() if slots is None else slots,
-            delivery=self.delivery,
-            reason=self.reason or None,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Poison:
-    """A bundle that nobody could deal with."""
-
-    desk: Desk
-    handle: ClaimedBundle
-    deliveries: int
-    reason: str
-
-
-class Bury(Protocol):
-    """Who takes dead letters: must not wait."""
-
-    def __call__(self, poison: Poison, /) -> None: ...
-
-
-def bundle_info(
-    ref: BundleRef,
-    meta: BundleMeta,
-    slots: tuple[str, ...],
-    *,
-    delivery: int | None = None,
-    reason: str | None = None,
-) -> BundleInfo:
-    """What is told about a bundle."""
-    return BundleInfo(
-        ref=Ref(*ref),
-        sequence=meta.sequence,
-        ingestion_ts_ns=meta.ingestion_ts_ns,
-        key=meta.key,
-        attributes=dict(meta.attributes) or None,
-        event_time=meta.event_time,
-        rows=meta.rows,
-        nbytes=meta.nbytes,
-        slots=slots,
-        delivery=delivery,
-        reason=reason,
-    )
 
 
 class Desk:
@@ -155,7 +60,7 @@ class Desk:
         self._room = threading.Condition(self._lock)
         self._subscriptions: dict[str, Subscription] = {}
         self._leases: dict[str, Lease] = {}
-        self._held: dict[BundleRef, _Held] = {}
+        self._held: dict[BundleRef, Held] = {}
         self._held_bytes = 0
         self._buried: dict[BundleRef, ClaimedBundle] = {}
         self.blocked: tuple[ClaimedBundle, int] | None = None
@@ -275,7 +180,7 @@ class Desk:
             self._poison(handle, failed, reason)
             return None
         delivered = Delivered(handle, failed + 1, reason)
-        self._held[handle.ref] = _Held(delivered, lease)
+        self._held[handle.ref] = Held(delivered, lease)
         self._held_bytes += handle.meta.nbytes
         lease.refs.add(handle.ref)
         return delivered
@@ -297,7 +202,17 @@ class Desk:
             self.blocked = (handle, deliveries)
         else:
             self._buried[handle.ref] = handle
-            self._bury(Poison(self, handle, deliveries, reason))
+            self._bury(
+                Poison(
+                    stream=self.stream,
+                    subscriber=self.name,
+                    grave=self.policy.dead_letters(self.stream),
+                    handle=handle,
+                    deliveries=deliveries,
+                    reason=reason,
+                    buried=self._is_buried,
+                )
+            )
 
     def _blocked_error(self) -> ServiceError:
         assert self.blocked is not None
@@ -309,7 +224,7 @@ class Desk:
             details={"ref": list(handle.ref), "deliveries": deliveries},
         )
 
-    def buried(self, ref: BundleRef) -> None:
+    def _is_buried(self, ref: BundleRef) -> None:
         """A dead letter is safe in its stream: the bundle is finished here."""
         with self._lock:
             self._buried.pop(ref, None)
@@ -472,7 +387,7 @@ class Desk:
                 found[ref] = held.delivered
         return found
 
-    def _held_by(self, ref: BundleRef, lease: str | None) -> _Held | None:
+    def _held_by(self, ref: BundleRef, lease: str | None) -> Held | None:
         held = self._held.get(ref)
         if held is None or (lease is not None and held.lease.id != lease):
             return None

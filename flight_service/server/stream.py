@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flight_service.protocol.actions import Register
-from flight_service.server.leases import Bury, Desk, Failure
+from flight_service.server.claims import Bury, Failure
+from flight_service.server.leases import Desk
 from flight_service.server.policy import Policy
 from flight_service.server.settings import DeliverySection
 from quiver import BundleRef, Store

@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from flight_service.protocol.errors import ServiceError
+from flight_service.server.claims import Bury
 from flight_service.server.events import (
     STREAM_CLOSE_FAILED,
     STREAM_CLOSED,
@@ -38,7 +39,6 @@ from flight_service.server.events import (
     TICK_FAILED,
     get_logger,
 )
-from flight_service.server.leases import Bury
 from flight_service.server.settings import Settings
 from flight_service.server.stream import SERVICE_FILE, Stream, read_record, write_record
 from quiver.background import Background

@@ -11,7 +11,8 @@ from flight_service.protocol.actions import Register
 from flight_service.protocol.errors import ServiceError
 from flight_service.protocol.names import Ref
 from flight_service.server import leases
-from flight_service.server.leases import Desk, Lease, Poison
+from flight_service.server.claims import Lease, Poison
+from flight_service.server.leases import Desk
 from flight_service.server.policy import Policy
 from flight_service.server.settings import DeliverySection
 from quiver import BundleRef
@@ -194,7 +195,7 @@ def test_poison_is_buried_once_and_stays_claimed(clock: ManualClock) -> None:
     assert (poison.deliveries, poison.reason) == (1, "why")
     assert world.desk.status()["dead_letters_pending"] == 1
     poison.handle.reject("dead")
-    world.desk.buried(poison.handle.ref)
+    poison.buried(poison.handle.ref)
     assert not world.desk.busy
     assert world.store.lag("s").bundles == 0
 
