@@ -50,6 +50,8 @@ MAX_REMEMBERED: Final = 100
 """Rejections kept for the error; beyond that they are counted."""
 END_TIMEOUT: Final = 10.0
 """How long a call that is over is waited for."""
+IDLE: Final = 2.0
+"""A call without bundles is ended after so long: it would only hold the server up."""
 ABORT_TIMEOUT: Final = 5.0
 """How long a block left by an exception waits for what is in flight."""
 
@@ -85,6 +87,7 @@ class Writer:
         self._fault: ClientError | None = None
         self._sending = False
         self._rest_until = 0.0
+        self._idle_since = 0.0
         self._refusal: ClientError | None = None
         self._failed: ClientError | None = None
         self._closing = self._aborting = False
@@ -309,13 +312,16 @@ class Writer:
         while True:
             with self._lock:
                 while not self._due():
-                    self._work.wait(self._nap())
+                    self._work.wait(self._nap() or self._rest_of_idling() or IDLE)
                 ended = self._lane_ended
-                if not ended and (self._failed is not None or not self._box.can_take):
+                resting = not ended and self._rest_of_idling() == 0.0
+                if not (ended or resting) and not self._can_go():
                     break
                 self._sending = not ended
             if ended:
                 self._recover()
+            elif resting:
+                self._hang_up()
             elif self._lane is not None or self._open():
                 self._send()
         if self._lane is not None:
@@ -325,11 +331,28 @@ class Writer:
         wait = self._rest_until - time.monotonic()
         return wait if wait > 0 else None
 
+    def _rest_of_idling(self) -> float | None:
+        """Seconds until a call that carries nothing is ended; ``None`` if there is none."""
+        if self._lane is None or len(self._box) or self._closing:
+            return None
+        return max(0.0, self._idle_since + IDLE - time.monotonic())
+
+    def _hang_up(self) -> None:
+        """End a call that carries nothing; the next bundle begins another."""
+        lane = self._lane
+        assert lane is not None
+        lane.end(END_TIMEOUT)
+        with self._lock:
+            self._lane, self._lane_ended, self._sending = None, False, False
+            self._box.lane_lost()
+
     def _due(self) -> bool:
         """Whether the courier has something to do, or has to go."""
         if self._sending:
             return False
         if self._lane_ended or self._failed is not None:
+            return True
+        if self._rest_of_idling() == 0.0:
             return True
         if self._nap() is not None:
             return self._closing and not len(self._box)
@@ -384,6 +407,8 @@ class Writer:
                     continue
                 self._settle(entry, receipt, rejections)
             self._changed.notify_all()
+            if not len(self._box):
+                self._idle_since = time.monotonic()
             if self._box.must_resume or (self._closing and not len(self._box)):
                 self._work.notify()
         if self._on_reject is not None:

@@ -28,6 +28,7 @@ from flight_service.server import Server
 from tests.wire.bare import logs
 from tests.wire.conftest import MakeServer
 from tests.wire.process import ServerProcess
+from tests.wire.test_exchange import eventually
 
 
 @pytest.fixture
@@ -294,6 +295,29 @@ def test_threads_may_share_a_writer(q: Client) -> None:
     seen = numbers(q, "t")
     for who in range(4):
         assert [n for n in seen if n % 4 == who] == list(range(who, 400, 4))
+
+
+def test_an_idle_writer_holds_nobody_up(
+    server: Server, q: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer without bundles lets its call go, so that a server that stops need not wait
+    for it; the next bundle begins another call."""
+    monkeypatch.setattr(writer_room, "IDLE", 0.05)
+
+    def calls() -> int:
+        running: int = q.status()["server"]["calls"]["running"]
+        return running
+
+    with q.stream("t").writer() as writer:
+        for number in range(3):
+            writer.put({"Logs": logs(number)}).result()
+            eventually(lambda: calls() == 1)  # the question itself
+        writer.put({"Logs": logs(3)})
+    assert numbers(q, "t") == [0, 1, 2, 3]
+    assert writer.stats.reconnects == 0
+    q.stream("t").put({"Logs": logs(4)})
+    eventually(lambda: calls() == 1)
+    assert server.stop(), "it had to be forced"
 
 
 def test_writers_leave_no_threads_behind(q: Client) -> None:
