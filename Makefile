@@ -10,7 +10,7 @@ ONLY    ?=
 CODE    := $(wildcard quiver flight_service spark_client tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint unit soak bench clean
+.PHONY: help setup demo test lint unit system crash soak bench clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,10 +30,18 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## A server under load, killed hard and started again: nothing is lost
 	@$(BIN)/python examples/demo.py
 
-test: lint unit ## All checks: lint, then every test, with coverage
+test: lint unit system crash ## All checks: lint, then every test
 
-unit: $(STAMP) ## The tests alone (ARGS="-k name" for some of them)
-	@$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term $(ARGS)
+# What is fast and runs in one process is measured; tracing would only slow down the rest.
+unit: $(STAMP) ## Tests of the parts and of the whole store, with coverage (ARGS="-k name")
+	@$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term $(ARGS) tests/unit tests/property
+
+system: $(STAMP) ## Tests with failing disks, killed processes, many threads, real sockets
+	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) \
+		tests/faults tests/kill tests/fuzz tests/stress tests/wire tests/bench
+
+crash: $(STAMP) ## 100,000 crash states, and the engine broken on purpose
+	@$(BIN)/python -m pytest $(ARGS) tests/crash
 
 lint: $(STAMP) ## Style, types and the layers of the architecture
 	@echo "ruff check";   $(BIN)/ruff check --quiet .
