@@ -12,7 +12,9 @@ from quiver.errors import Backpressure, Fault, LimitExceeded, QuiverError, Reaso
 
 
 def _tree(root: type[QuiverError]) -> list[type[QuiverError]]:
-    return [root, *(kind for sub in root.__subclasses__() for kind in _tree(sub))]
+    # Other packages have errors of their own below it, which are none of the picture's.
+    subs = [sub for sub in root.__subclasses__() if sub.__module__ == root.__module__]
+    return [root, *(kind for sub in subs for kind in _tree(sub))]
 
 
 TREE = _tree(QuiverError)
