@@ -103,7 +103,7 @@ class Producers:
         self.writers = [stream.writer(window=WINDOW) for _ in range(PRODUCERS)]
         self.promised: dict[str, tuple[int, int]] = {}
         self._threads = [
-            threading.Thread(target=self._produce, args=[who, writer])
+            threading.Thread(target=self._produce, args=[who, writer], daemon=True)
             for who, writer in enumerate(self.writers)
         ]
 
@@ -148,7 +148,7 @@ class Consumer:
         self._careful = careful
         self._enough = threading.Event()
         self.bundles = stream.subscribe(name)
-        self._thread = threading.Thread(target=self._consume)
+        self._thread = threading.Thread(target=self._consume, daemon=True)
         self._thread.start()
 
     def _consume(self) -> None:

@@ -276,7 +276,9 @@ class Feed:
                 late = self._outcomes.has_late
                 call = self._call
                 messages = self._compose() if call is not None else []
-                leave = self._leaving and not (self._buffer or self._held or len(self._outcomes))
+                leave = self._can_leave()
+                if leave:
+                    self._leaving = False
             if late:
                 self._try_late()
             if call is not None:
@@ -284,6 +286,10 @@ class Feed:
                     call.send(message)
                 if leave:
                     call.done_sending()
+
+    def _can_leave(self) -> bool:
+        """Whether the server is going and nothing of it is in our hands."""
+        return self._leaving and not (self._buffer or self._held or len(self._outcomes))
 
     def _rest(self) -> float:
         """Seconds until there is something to do; 0 if there is now."""
@@ -294,7 +300,7 @@ class Feed:
             return max(0.0, self._late_at - now)
         if self._call is None:
             return LATE_PAUSE
-        if self._must_send():
+        if self._must_send() or self._can_leave():
             return 0.0
         due = [self._beat_at, now + 1.0]
         if self._outcomes.unsent and self._send_at is not None:

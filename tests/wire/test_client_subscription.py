@@ -365,3 +365,21 @@ def test_a_server_killed_hard_under_a_subscriber(tmp_path: Path) -> None:
         assert set(seen) == set(range(5, 300))
         assert stream.lag("s").bundles == 0
         assert drain(stream, "s") == []
+
+
+@pytest.mark.kill
+def test_a_subscriber_lets_a_server_that_stops_go(tmp_path: Path) -> None:
+    """SIGTERM with a subscriber that waits for more: the server ends in order, and the
+    subscriber goes on with its successor."""
+    with ServerProcess(tmp_path / "data") as server, connect(server.url) as client:
+        stream = client.stream("t")
+        fill(stream, range(2))
+        with stream.subscribe("s") as bundles:
+            for _ in range(2):
+                next(bundles).ack()
+            assert server.terminate() == 0, "it had to be forced"
+            server.start()
+            fill(stream, range(2, 3))
+            bundle = bundles.next_bundle(timeout=60)
+            assert bundle is not None
+            assert number_of(bundle) == 2
