@@ -6,6 +6,7 @@ BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.setup-done
 EXTRAS  := server,dev
 WORKERS ?= 2
+MINUTES ?= 60
 ONLY    ?=
 CODE    := $(wildcard quiver flight_service spark_client tests benchmarks examples)
 
@@ -50,7 +51,14 @@ lint: $(STAMP) ## Style, types and the layers of the architecture
 	@echo "mypy --strict"; $(BIN)/mypy --strict --no-error-summary $(CODE)
 	@echo "import layers"; $(BIN)/lint-imports --no-logo
 
-soak: $(STAMP) ## The service for hours: killed 300 times under load, idle for an hour
+prove: $(STAMP) ## Try everything that could break the promise; one table (ONLY="flips kill" for some)
+	@$(BIN)/python -m tests.prove $(if $(ONLY),--only $(ONLY),--write)
+
+soak: $(STAMP) ## The long run (MINUTES=60): busy, restarted, killed hundreds of times, idle; a picture
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[$(EXTRAS),soak]'
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --out docs/img/soak.png
+	@QUIVER_KILL_ROUNDS=500 $(BIN)/python -m pytest tests/kill
 	@KILL_ROUNDS=300 IDLE_SECONDS=3600 \
 		$(BIN)/python -m pytest tests/wire/test_kill.py tests/wire/test_churn.py
 
