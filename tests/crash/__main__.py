@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from tests.crash.explorer import check_place
 from tests.crash.invariants import Violation
+from tests.crash.mutants import as_json, hunt_all, report
 from tests.crash.run import PROCESSES, explore
 from tests.crash.workloads import quiet
 
@@ -35,6 +37,8 @@ def main() -> int:
     quiet()
     if options.command == "replay":
         return replay(options.place)
+    if options.command == "mutants":
+        return mutants(options.processes, options.json)
     result = explore(options.states, options.seed, options.processes)
     say(
         f"{result.tally.states:,} crash states of {result.tally.workloads:,} workloads in"
@@ -57,6 +61,16 @@ def replay(place: str) -> int:
     files = {} if state is None else state.files
     say(f"{place} ({workload.profile.name}) is fine: {len(files)} files")
     return 0
+
+
+def mutants(processes: int, path: Path | None) -> int:
+    """Try every mutant."""
+    began = time.monotonic()
+    kills = hunt_all(processes)
+    for line in report(kills):
+        say(line)
+    keep(path, as_json(kills, time.monotonic() - began))
+    return 0 if all(kill.invariant for kill in kills) else 1
 
 
 def keep(path: Path | None, values: dict[str, Any]) -> None:

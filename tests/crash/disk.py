@@ -43,6 +43,8 @@ class CrashDisk(MemoryDisk):
         """Fail the file sync after so many good ones; ``None``: none."""
         self.die_in: int | None = None
         """Kill the process after so many more records; ``None``: it lives."""
+        self.die_after: type[Record] | None = None
+        """Kill the process after the next record of this kind."""
         self.dead = False
         self.watch: Callable[[Record], None] | None = None
         """Told of each record before it counts."""
@@ -50,7 +52,7 @@ class CrashDisk(MemoryDisk):
     def revive(self) -> None:
         """Another process starts; what was written is still there, synced or not."""
         self.dead = False
-        self.die_in = self.fail_syncs_in = self.capacity = None
+        self.die_in = self.die_after = self.fail_syncs_in = self.capacity = None
         self.locked.clear()
 
     def log(self, op: Op) -> None:
@@ -71,9 +73,11 @@ class CrashDisk(MemoryDisk):
         self.records.append(record)
         if self.die_in is not None:
             self.die_in -= 1
-            if self.die_in < 0:
-                self.dead = True
-                raise Killed
+        if (self.die_in is not None and self.die_in < 0) or (
+            self.die_after is not None and isinstance(record, self.die_after)
+        ):
+            self.dead = True
+            raise Killed
 
     # A dead process changes nothing any more, whatever its handlers try
 

@@ -101,9 +101,17 @@ class Tally:
 class Explorer:
     """Explores workloads one after the other until it has tried enough."""
 
-    def __init__(self, seed: int, *, budget: int, stop_early: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        budget: int,
+        per_workload: int = MAX_STATES,
+        stop_early: bool = False,
+    ) -> None:
         self._seed = seed
         self._budget = budget
+        self._per_workload = per_workload
         self._stop_early = stop_early
         self.tally = Tally()
 
@@ -125,16 +133,16 @@ class Explorer:
             f"op {type(record).__name__}" for epoch in workload.epochs for record in epoch.records
         )
         tally.kinds[f"profile {workload.profile.name}"] += 1
-        self._explore(workload, place)
-        self._damage(workload, place)
-        if workload.violation is not None and not self.finished:
+        if workload.violation is not None:
             self._found(f"{place}:run", workload.violation, workload)
+        self._damage(workload, place)
+        self._explore(workload, place)
         tally.seconds += time.monotonic() - began
 
     def _explore(self, workload: Workload, place: str) -> None:
         """Check the states of a workload; of very many, a seeded choice."""
         visit = _Visit(workload)
-        share = MAX_STATES / max(1, _count(workload, place))
+        share = self._per_workload / max(1, _count(workload, place))
         for where, state, oracle in walk(workload.epochs, place, workload.sector):
             if self.finished:
                 return

@@ -4,11 +4,13 @@ A mutant changes one thing in the running process: a sync left out, two steps in
 other order, something forgotten at the start.  The explorer must then find a state that
 breaks the promise.  :func:`hunt` tells by which invariant, and after how many states.
 
-Three changes look like faults and are none that a crash can show; they are not listed:
+Four changes look like faults and are none that a crash can show; they are not listed:
 
 - a segment's directory not synced after its rename, in a store with a log: the log still
   has the bundles, and the floor, which is written before any log file goes, lies in the
   same directory and syncs it.  (Without a log it is listed: ``segment_name_unsynced``.)
+- a torn tail not cut off at the start, as long as a terminator is put behind the last
+  sound entry: the file is never appended to again.  (With neither it is listed.)
 - the cursor written late, early or never: it is a hint for the Rust crate.
 - the reserve's file not synced: nothing rests on it.
 """
@@ -16,35 +18,41 @@ Three changes look like faults and are none that a crash can show; they are not 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 from unittest.mock import patch
 
-from quiver import ingest, recovery, sealing, survey, sweeping
-from quiver.disk import disk as disk_module
+from quiver import adoption, engine, ingest, recovery, survey
 from quiver.disk.disk import Disk, File
 from quiver.format import wal_scan
-from quiver.ids import BundleRef
+from quiver.format.progress import Progress, encode_progress
+from quiver.format.wal_entry import seal_bundle
 from quiver.records import Records
 from quiver.sealing import Sealing
-from quiver.segment.catalog import Catalog
 from quiver.segment.info import SEGMENTS
+from quiver.segment.writer import write_segment
 from quiver.subscriber import progress, subscriber
 from quiver.sweeping import Sweeping
 from quiver.tail import Tail
 from quiver.wal import active, reader, repair
 from quiver.wal.active import LogFiles
-from quiver.wal.files import ACTIVE, DIRECTORY
+from quiver.wal.files import ACTIVE, DIRECTORY, rotated_path
 from quiver.window import KeyWindow
 from tests.crash.explorer import Explorer
 from tests.crash.workloads import PROFILES, quiet
 
 BUDGET: Final = 6000
 """States after which a mutant counts as not noticed."""
+PER_WORKLOAD: Final = 200
+"""States of one workload: a fault shows sooner in another workload than in more of one."""
 WORKLOADS: Final = 24
 """Workloads tried of each profile that a mutant is likely to show in."""
+
+_OWN_FAULTS: Final = ("TypeError", "AttributeError", "NameError")
+"""A patch that doesn't fit any more would be noticed too, for no good reason."""
 
 Applied = Callable[[], AbstractContextManager[Any]]
 
@@ -90,7 +98,7 @@ def hunt(one: Mutant, seed: int = 7, budget: int = BUDGET) -> Kill:
         for number in range(WORKLOADS)
         for name in one.profiles
     ]
-    explorer = Explorer(seed, budget=budget, stop_early=True)
+    explorer = Explorer(seed, budget=budget, per_workload=PER_WORKLOAD, stop_early=True)
     with one.apply():
         for number, profile in numbers:
             explorer.run(number, profile)
@@ -100,6 +108,8 @@ def hunt(one: Mutant, seed: int = 7, budget: int = BUDGET) -> Kill:
     if not tally.findings:
         return Kill(one.name, "", tally.states, "", "")
     found = tally.findings[0]
+    if any(error in found.what for error in _OWN_FAULTS):
+        raise RuntimeError(f"the mutant {one.name} does not fit the engine: {found.what}")
     return Kill(one.name, found.invariant, tally.states, found.place, found.what)
 
 
@@ -193,7 +203,7 @@ def progress_in_place() -> AbstractContextManager[Any]:
 
     def replace(disk: Disk, name: str, value: Any) -> None:
         path = progress.progress_file(name)
-        data = progress.encode_progress(value)
+        data = encode_progress(value)
         file = disk.open(path, write=True) if disk.stat_size(path) else disk.create(path)
         with file:
             file.truncate(0)
@@ -285,7 +295,7 @@ def files_swapped_in_one_go() -> AbstractContextManager[Any]:
     """Both renames of a rotation before one sync of the directory."""
 
     def take_over(self: LogFiles, path: str) -> None:
-        aside = active.rotated_path(self._next_number)
+        aside = rotated_path(self._next_number)
         if self._active is not None or (self._held and self._held[-1].path == ACTIVE):
             self._disk.rename(ACTIVE, aside)
         self._disk.rename(path, ACTIVE)
@@ -315,15 +325,8 @@ def deleted_before_progress() -> AbstractContextManager[Any]:
         with patch.object(self._records, "flush_progress", lambda names=None: 0):
             return original(self, evictions)
 
-    run = sealing.Sealing.try_all
-
-    def try_all(self: Sealing) -> Any:
-        """Nor does the round of upkeep flush before it deletes."""
-        return run(self)
-
     stack = contextlib.ExitStack()
     stack.enter_context(_instead(Sweeping, "_carry_out", carry_out))
-    stack.enter_context(_instead(Sealing, "try_all", try_all))
     stack.enter_context(_instead(Records, "flush_progress", _only_when_asked))
     return stack
 
@@ -352,7 +355,7 @@ def deleted_before_floor() -> AbstractContextManager[Any]:
 @mutant("drop_oldest")
 def dropped_without_ledger() -> AbstractContextManager[Any]:
     """What the size cap takes is not written down."""
-    return _instead(sweeping.Sweeping, "_drop", _drop_quietly)
+    return _instead(Sweeping, "_drop", _drop_quietly)
 
 
 def _drop_quietly(self: Sweeping, eviction: Any, bundles: int, nbytes: int) -> None:
@@ -362,18 +365,16 @@ def _drop_quietly(self: Sweeping, eviction: Any, bundles: int, nbytes: int) -> N
 @mutant("drop_oldest")
 def ledger_written_late() -> AbstractContextManager[Any]:
     """A loss is noted in memory only, until something else writes the checkpoint."""
-    original = Records.checkpoint
+    original = Sweeping._carry_out
 
     def carry_out(self: Sweeping, evictions: Any) -> Any:
         with patch.object(self._records, "checkpoint", lambda **_: None):
-            return _carry_out(self, evictions)
+            return original(self, evictions)
 
-    _carry_out = Sweeping._carry_out
-    assert original is not None
     return _instead(Sweeping, "_carry_out", carry_out)
 
 
-@mutant("segment_only", "plain")
+@mutant("consumers")
 def unregistered_without_sync() -> AbstractContextManager[Any]:
     """A subscriber that left may come back."""
 
@@ -426,7 +427,7 @@ def sealed_before_logged() -> AbstractContextManager[Any]:
 @mutant()
 def claims_to_be_synced() -> AbstractContextManager[Any]:
     """Entries say that everything before them was synced: a torn tail looks like damage."""
-    original = ingest.seal_bundle
+    original = seal_bundle
 
     def seal(body: Any, sequence: int, synced_before: int, *rest: Any) -> Any:
         return original(body, sequence, sequence, *rest)
@@ -462,9 +463,12 @@ def tail_not_rewritten() -> AbstractContextManager[Any]:
 
 
 @mutant("plain", "restarts")
-def torn_tail_not_cut() -> AbstractContextManager[Any]:
-    """A torn tail is reported and left where it is."""
-    return _instead(repair, "_cut", lambda disk, path, end: 0)
+def torn_tail_left() -> AbstractContextManager[Any]:
+    """A torn tail is reported, and neither cut off nor closed with a terminator."""
+    stack = contextlib.ExitStack()
+    stack.enter_context(_instead(repair, "_cut", lambda disk, path, end: 0))
+    stack.enter_context(_instead(repair, "TERMINATOR", b""))
+    return stack
 
 
 @mutant("laps")
@@ -473,7 +477,7 @@ def replay_without_dedupe() -> AbstractContextManager[Any]:
     return _instead(survey.SealedSegments, "__call__", lambda self, seq: False)
 
 
-@mutant("laps")
+@mutant("consumers", "kept")
 def replay_forgets_deletions() -> AbstractContextManager[Any]:
     """The log rebuilds segments that everyone has finished and that were deleted."""
     return _instead(survey.SealedSegments, "__call__", lambda self, seq: seq in self._catalog)
@@ -503,7 +507,7 @@ def keys_forgotten() -> AbstractContextManager[Any]:
     return _instead(
         recovery._Recovery,
         "_window",
-        lambda self, found: KeyWindow(self._config.idempotency.window_count, 10**18),
+        lambda self, *_: KeyWindow(self._config.idempotency.window_count, 10**18),
     )
 
 
@@ -511,7 +515,7 @@ def keys_forgotten() -> AbstractContextManager[Any]:
 def keys_from_log_only() -> AbstractContextManager[Any]:
     """Keys in the checkpoint are not read back."""
 
-    def window(self: Any, found: Any) -> KeyWindow:
+    def window(self: Any, found: Any, *_: Any) -> KeyWindow:
         kept = KeyWindow(self._config.idempotency.window_count, 10**18)
         kept.extend(found.replay.keys)
         return kept
@@ -523,7 +527,7 @@ def keys_from_log_only() -> AbstractContextManager[Any]:
 def keys_from_checkpoint_only() -> AbstractContextManager[Any]:
     """Keys that are still in the log are not read back."""
 
-    def window(self: Any, found: Any) -> KeyWindow:
+    def window(self: Any, found: Any, *_: Any) -> KeyWindow:
         kept = KeyWindow(self._config.idempotency.window_count, 10**18)
         kept.extend(found.basics.known_state.window)
         return kept
@@ -549,11 +553,86 @@ def progress_forgotten() -> AbstractContextManager[Any]:
     return _instead(
         survey,
         "scan_progress",
-        lambda disk, known=(): {name: progress.Progress(0, {}) for name in _scan(disk, known)},
+        lambda disk, known=(): {name: Progress(0, {}) for name in _scan(disk, known)},
     )
 
 
 _scan = progress.scan_progress
+
+
+@mutant("restarts", "plain")
+def names_not_made_durable() -> AbstractContextManager[Any]:
+    """A rotation that a kill cut short is ended before the names it left are synced."""
+
+    def recover(disk: Disk, *args: Any, **kwargs: Any) -> Any:
+        with _skip_first_syncs(disk):
+            return _recover(disk, *args, **kwargs)
+
+    return _instead(engine, "recover", recover)
+
+
+_recover = recovery.recover
+
+
+@contextlib.contextmanager
+def _skip_first_syncs(disk: Disk) -> Iterator[None]:
+    """Directory syncs are left out until the first other change."""
+    original = disk.fsync_dir
+    changed = False
+
+    def fsync_dir(path: str) -> None:
+        if changed or path == "":
+            original(path)
+
+    def change(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            nonlocal changed
+            changed = True
+            return call(*args, **kwargs)
+
+        return wrapped
+
+    with (
+        patch.object(disk, "fsync_dir", fsync_dir),
+        patch.object(disk, "rename", change(disk.rename)),
+        patch.object(disk, "unlink", change(disk.unlink)),
+    ):
+        yield
+
+
+@mutant("foreign")
+def adopted_twice() -> AbstractContextManager[Any]:
+    """The refs given to a Rust log's bundles are not written down before they are used."""
+    return _instead(adoption._Adopting, "_keep_adoption", lambda self, adoption: None)
+
+
+@mutant("foreign")
+def adopted_log_removed_first() -> AbstractContextManager[Any]:
+    """A Rust log goes before its bundles are in segments."""
+    original = adoption._Adopting._write
+
+    def write(self: Any, segments: Any) -> None:
+        self._remove_log(keep=False)
+        original(self, segments)
+
+    return _instead(adoption._Adopting, "_write", write)
+
+
+@mutant("switch")
+def log_ended_before_sealed() -> AbstractContextManager[Any]:
+    """A store that goes on without its log lets it go before its segments are written."""
+
+    def seal_without_log(self: Any, found: Any) -> Any:
+        segments = found.replay.segments
+        if self._without_log:
+            self._remove_log()
+            for segment in segments:
+                info = write_segment(self._disk, segment, self._slots.names)
+                self._catalog.add(info)
+            return []
+        return segments
+
+    return _instead(recovery._Recovery, "_seal_without_log", seal_without_log)
 
 
 @mutant()
@@ -562,16 +641,32 @@ def strays_left() -> AbstractContextManager[Any]:
     return _instead(recovery, "_remove_leftovers", lambda disk: None)
 
 
+def hunt_named(name: str) -> Kill:
+    """As :func:`hunt`, for another process: a patch can't be sent there."""
+    return hunt(next(one for one in MUTANTS if one.name == name))
+
+
+def hunt_all(processes: int) -> list[Kill]:
+    """Every mutant, each in a process that knows no other."""
+    names = [one.name for one in MUTANTS]
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=8) as pool:
+        return pool.map(hunt_named, names, chunksize=1)
+
+
+def as_json(kills: Sequence[Kill], seconds: float) -> dict[str, Any]:
+    """For ``make prove``: plain values."""
+    return {
+        "what": "mutants",
+        "tried": len(kills),
+        "seconds": round(seconds, 1),
+        "failed": sum(not kill.invariant for kill in kills),
+        "kills": [asdict(kill) for kill in kills],
+    }
+
+
 def report(kills: Sequence[Kill]) -> Iterator[str]:
     """The table, line by line."""
     width = max(len(kill.mutant) for kill in kills)
     for kill in kills:
         by = kill.invariant or "NOT NOTICED"
         yield f"{kill.mutant:<{width}}  {by:<20} {kill.states:>6,} states  {kill.place}"
-
-
-__all__ = ["MUTANTS", "Kill", "Mutant", "hunt", "report"]
-
-assert disk_module is not None
-assert BundleRef is not None
-assert Catalog is not None

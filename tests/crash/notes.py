@@ -175,10 +175,17 @@ class MayDrop:
     narrows: ClassVar[bool] = False
 
     def apply(self, oracle: Oracle) -> None:
-        for sub in oracle.subs.values():
-            for segment_seq in oracle.sizes():
-                for ref in oracle.left_in(segment_seq, sub):
-                    sub.widen(ref, "dropped")
+        oracle.dropping = True
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """That call is over: what it gave up has been noted."""
+
+    narrows: ClassVar[bool] = True
+
+    def apply(self, oracle: Oracle) -> None:
+        oracle.dropping = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +247,7 @@ class Settled:
             elif put.state == "durable":
                 put.state = "gone"
         oracle.losses |= self.losses
+        oracle.dropping = False
         oracle.subs = {name: sub for name, sub in oracle.subs.items() if name in self.outcomes}
         for name, standing in self.outcomes.items():
             oracle.subs[name].settle(standing)

@@ -64,9 +64,6 @@ class Sub:
         self._possible.setdefault(ref, {self.now(ref)}).add(outcome)
         self._outcomes[ref] = outcome
 
-    def widen(self, ref: BundleRef, outcome: Outcome) -> None:
-        self._possible.setdefault(ref, {self.now(ref)}).add(outcome)
-
     def seek(self, position: BundleRef, refs: Iterable[BundleRef]) -> None:
         before = {ref: self.now(ref) for ref in refs}
         self._start = position
@@ -98,6 +95,8 @@ class Oracle:
         self.losses: set[int] = set()
         self.removals: dict[int, bool] = {}
         """Segments whose removal was ordered: had everyone durably finished them?"""
+        self.dropping = False
+        """A call is under way in which retention may give segments up."""
         self.config: Config | None = None
         """The settings the store is opened with from here on."""
         self.version = 0
@@ -115,6 +114,7 @@ class Oracle:
             twin._outcomes = dict(sub._outcomes)
             twin._possible = {ref: set(these) for ref, these in sub._possible.items()}
         other.version, other.config = self.version, self.config
+        other.dropping = self.dropping
         other.losses = set(self.losses)
         other.removals = dict(self.removals)
         return other

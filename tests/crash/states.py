@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from quiver.disk.oplog import (
     EntryOp,
@@ -108,20 +108,21 @@ def _versions(fold: Fold, inode: int, rng: random.Random, sector: int) -> list[b
     if inode in fold.limbo:
         bases.append(fold.limbo[inode])
     found = [bases[0], settle(bases[-1], pending)]
-    torn: list[bytes] = []
+    tears: list[tuple[int, Tear]] = []
+    for at, op in enumerate(pending):
+        if isinstance(op, Write):
+            grows = op.offset + len(op.data) > len(settle(bases[0], pending[:at]))
+            tears += [(at, tear) for tear in _tears(len(_sectors(op, sector)), grows)]
+    most = MAX_TORN if _is_read(fold, inode) else MAX_TORN_UNNAMED
+    if len(tears) > most:
+        tears = [tears[at] for at in sorted(rng.sample(range(len(tears)), most))]
     for base in bases:
         found += [settle(base, chosen) for chosen in _subsets(pending)]
-        torn += [
-            content
-            for at, op in enumerate(pending)
-            if isinstance(op, Write)
-            for content in _torn(settle(base, pending[:at]), op, rng, sector)
-        ]
-    torn = list(dict.fromkeys(torn))
-    most = MAX_TORN if _is_read(fold, inode) else MAX_TORN_UNNAMED
-    if len(torn) > most:
-        torn = [torn[at] for at in sorted(rng.sample(range(len(torn)), most))]
-    return [*found[:2], *dict.fromkeys(c for c in [*found, *torn] if c not in found[:2])]
+        for at, tear in tears:
+            op = pending[at]
+            assert isinstance(op, Write)
+            found.append(_torn(settle(base, pending[:at]), _sectors(op, sector), tear, rng))
+    return [*found[:2], *dict.fromkeys(c for c in found if c not in found[:2])]
 
 
 def _is_read(fold: Fold, inode: int) -> bool:
@@ -134,17 +135,34 @@ def _is_read(fold: Fold, inode: int) -> bool:
     return any(not path.endswith((".tmp", ".new")) for path in held)
 
 
-def _torn(before: bytes, op: Write, rng: random.Random, sector: int) -> Iterator[bytes]:
-    """A write of which some sectors arrived; the others are old, zero, or anything."""
-    pieces = _sectors(op, sector)
-    count = len(pieces)
-    grows = op.offset + len(op.data) > len(before)
-    for arrived in _sector_choices(count):
+# Torn writes
+
+
+@dataclass(frozen=True, slots=True)
+class Tear:
+    """Which sectors arrived; what stands where the file grew and none did.
+
+    ``fill``: zeros, garbage, or (``none``) the file did not grow beyond what arrived.
+    """
+
+    arrived: tuple[int, ...]
+    fill: Literal["none", "zeros", "garbage"]
+
+
+def _tears(count: int, grows: bool) -> list[Tear]:
+    """All ways tried to tear a write of so many sectors."""
+    every = tuple(range(count))
+    heads = [every[:size] for size in range(count)]
+    tails = [every[size:] for size in range(1, count)]
+    without = [every[:at] + every[at + 1 :] for at in range(count)]
+    alone = [(at,) for at in every]
+    tears: list[Tear] = []
+    for arrived in dict.fromkeys([*heads, *tails, *without, *alone]):
         if arrived and (not grows or arrived[-1] + 1 < count):
-            yield _partly(before, pieces, arrived, None)
+            tears.append(Tear(arrived, "none"))
         if grows:
-            yield _partly(before, pieces, arrived, bytes(len(op.data)))
-            yield _partly(before, pieces, arrived, rng.randbytes(len(op.data)))
+            tears += [Tear(arrived, "zeros"), Tear(arrived, "garbage")]
+    return tears
 
 
 def _sectors(op: Write, sector: int) -> list[tuple[int, bytes]]:
@@ -156,26 +174,14 @@ def _sectors(op: Write, sector: int) -> list[tuple[int, bytes]]:
     ]
 
 
-def _sector_choices(count: int) -> list[list[int]]:
-    every = list(range(count))
-    heads = [every[:size] for size in range(count)]
-    tails = [every[size:] for size in range(1, count)]
-    without = [[*every[:at], *every[at + 1 :]] for at in range(count)]
-    alone = [[at] for at in every]
-    return [*heads, *tails, *without, *alone]
-
-
-def _partly(
-    before: bytes, pieces: Sequence[tuple[int, bytes]], arrived: Sequence[int], fill: bytes | None
+def _torn(
+    before: bytes, pieces: Sequence[tuple[int, bytes]], tear: Tear, rng: random.Random
 ) -> bytes:
-    """``fill`` is what stands where the file grew and nothing arrived; ``None``: it did
-    not grow beyond what arrived."""
     data = bytearray(before)
-    if fill is not None:
-        start, end = pieces[0][0], pieces[-1][0] + len(pieces[-1][1])
-        if end > len(before):
-            data.extend(fill[max(0, len(before) - start) :][: end - len(data)])
-            data.extend(bytes(end - len(data)))
-    for at in arrived:
+    end = pieces[-1][0] + len(pieces[-1][1])
+    growth = end - len(data)
+    if tear.fill != "none" and growth > 0:
+        data.extend(bytes(growth) if tear.fill == "zeros" else rng.randbytes(growth))
+    for at in tear.arrived:
         overlay(data, *pieces[at])
     return bytes(data)

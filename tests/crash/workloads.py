@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from quiver.clock import ManualClock
 from quiver.config import Config
+from quiver.disk.oplog import Rename, Write
 from quiver.ids import BundleRef
 from tests.crash.disk import Killed
 from tests.crash.foreign import foreign_notes, foreign_state
@@ -286,7 +287,7 @@ class _Generator:
             self._restart()
 
     def _restart(self) -> None:
-        if self._rng.random() < 0.5:
+        if self._rng.random() < 0.7:
             self._world.kill()
         else:
             self._world.cut(self._rng, self._sector)
@@ -320,8 +321,9 @@ class _Generator:
 
     def _repeat(self) -> None:
         keyed = [p for p in self._world.oracle.puts.values() if p.key is not None]
+        failed = [p for p in keyed if p.state == "void" and p.ref is not None]
         if keyed:
-            put = self._rng.choice(keyed[-6:])
+            put = self._rng.choice((failed or keyed)[-6:])
             receipt = self._world.put(put.slots, put.key, put.attributes or None)
             if receipt is not None and not receipt.done and self._rng.random() < 0.5:
                 self._world.wait(receipt)
@@ -360,13 +362,17 @@ class _Generator:
         name = self._rng.choice(NAMES)
         if name not in self._world.handles:
             refs = self._refs()
-            starts: list[BundleRef | str] = ["earliest", "earliest", "latest"]
+            starts: list[BundleRef | str] = ["earliest", "earliest"]
+            if len(refs) == len(self._world.oracle.durable()):
+                starts.append("latest")
             if refs:
                 starts.append(self._rng.choice(refs))
             self._world.subscribe(name, self._rng.choice(starts))
 
     def _refs(self) -> list[BundleRef]:
-        return [p.ref for p in self._world.oracle.durable() if p.ref is not None]
+        """Positions that a progress file can say: those of bundles that are delivered."""
+        refs = [p.ref for p in self._world.oracle.durable() if p.ref is not None]
+        return [ref for ref in refs if self._world.is_visible(ref)]
 
     def _someone(self) -> str | None:
         names = sorted(self._world.handles)
@@ -417,7 +423,13 @@ class _Generator:
 
     def _die(self) -> None:
         """End in the middle of whatever comes next."""
-        self._world.disk.die_in = self._rng.randint(0, 14)
+        disk, how = self._world.disk, self._rng.random()
+        if how < 0.25:
+            disk.die_after = Write
+        elif how < 0.5:
+            disk.die_after = Rename
+        else:
+            disk.die_in = self._rng.randint(0, 14)
 
     def _switch(self) -> None:
         """Go on without a log, or with one again."""

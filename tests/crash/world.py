@@ -204,6 +204,8 @@ class World:
         for seq in sorted(self._sealed - sealed):
             self.note(o.Deleted(seq))
         self._sealed = sealed
+        if self._may_drop:
+            self.note(o.Calm())
 
     # Producers
 
@@ -315,12 +317,13 @@ class World:
             (
                 BundleRef(p.ref.segment_seq, p.ref.bundle_index + 1)
                 for p in self.oracle.ever_durable()
-                if p.ref is not None and self._is_visible(p.ref)
+                if p.ref is not None
             ),
             default=EARLIEST,
         )
 
-    def _is_visible(self, ref: BundleRef) -> bool:
+    def is_visible(self, ref: BundleRef) -> bool:
+        """Whether a durable bundle is delivered already."""
         return self.config.deliver == "durable" or ref.segment_seq in self._sealed
 
     def take(self, name: str) -> None:
