@@ -9,7 +9,10 @@ replace the old ones.  So nothing is lost and nothing is there twice.
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -205,13 +208,66 @@ def _print(subscription: Subscription, limit: int) -> int:
     return 0
 
 
+class Interrupts:
+    """Ctrl-C, but only while waiting for a bundle.
+
+    Anywhere else it is noted and comes with the next wait: a bundle that is half in a file
+    must neither be acked nor have its rows there twice.
+    """
+
+    def __init__(self) -> None:
+        self._waiting = False
+        self._asked = False
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold Ctrl-C back; the handler of before is put in place again."""
+        before = signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @contextlib.contextmanager
+    def welcome(self) -> Iterator[None]:
+        """Here it may come."""
+        self._waiting = True
+        try:
+            if self._asked:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._waiting = False
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        self._asked = True
+        if self._waiting:
+            raise KeyboardInterrupt
+
+
 def _save(subscription: Subscription, group: Group, limit: int, follow: bool, as_json: bool) -> int:
+    interrupts = Interrupts()
+    with interrupts.held():
+        saved = _save_all(subscription, group, limit, follow, as_json, interrupts)
+    _report(group, saved, as_json)
+    return 0
+
+
+def _save_all(
+    subscription: Subscription,
+    group: Group,
+    limit: int,
+    follow: bool,
+    as_json: bool,
+    interrupts: Interrupts,
+) -> int:
     saved = 0
     try:
         with bar(quiet=as_json) as progress:
             task = progress.add_task("bundles", total=limit or None)
             while not limit or saved + len(group) < limit:
-                bundle = subscription.next_bundle(group.time_left if follow else None)
+                with interrupts.welcome():
+                    bundle = subscription.next_bundle(group.time_left if follow else None)
                 if bundle is not None:
                     if not group.fits(bundle):
                         saved += group.commit(subscription)
@@ -227,8 +283,7 @@ def _save(subscription: Subscription, group: Group, limit: int, follow: bool, as
     except BaseException:
         group.discard()
         raise
-    _report(group, saved, as_json)
-    return 0
+    return saved
 
 
 def _report(group: Group, saved: int, as_json: bool) -> None:

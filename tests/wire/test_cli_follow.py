@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from flight_service.cli.subscribe import Interrupts
 from flight_service.client import connect
 from flight_service.server import Server
 from tests.wire.bare import logs
@@ -82,3 +83,16 @@ def test_a_follower_killed_hard_leaves_no_row_twice(server: Server, tmp_path: Pa
             eventually(lambda: numbers(to) == [0, 1], 30)
             eventually(lambda: stream.lag("s").bundles == 0)
     assert not list(to.glob("*.part"))
+
+
+def test_ctrl_c_waits_until_a_bundle_is_whole() -> None:
+    """Scenario: Ctrl-C while a bundle is being written to a file. Guarantee: it comes with
+    the next wait, so nothing is acked that is half in a file."""
+    interrupts = Interrupts()
+    done = []
+    with interrupts.held():
+        signal.raise_signal(signal.SIGINT)
+        done.append("written whole")
+        with pytest.raises(KeyboardInterrupt), interrupts.welcome():
+            done.append("waited")
+    assert done == ["written whole"]
