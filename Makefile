@@ -39,7 +39,7 @@ unit: $(STAMP) ## Tests of the parts and of the whole store, with coverage (ARGS
 
 system: $(STAMP) ## Tests with failing disks, killed processes, many threads, real sockets
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) \
-		tests/faults tests/kill tests/fuzz tests/stress tests/wire tests/bench
+		tests/faults tests/kill tests/fuzz tests/soak tests/stress tests/wire tests/bench
 
 crash: $(STAMP) ## 100,000 crash states, and the engine broken on purpose
 	@$(BIN)/python -m pytest $(ARGS) tests/crash
