@@ -111,6 +111,12 @@ TRIALS: Final = (
         {"QUIVER_KILL_ROUNDS": "300"},
     ),
     Trial(
+        "server",
+        "kill -9 of the server under load",
+        _pytest("tests/wire/test_kill.py"),
+        {"KILL_ROUNDS": "100"},
+    ),
+    Trial(
         "fuzz",
         "changed and random files for every reader",
         _pytest("tests/fuzz"),

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,9 @@ class World:
 
 @pytest.mark.kill
 @pytest.mark.timeout(120 + 20 * ROUNDS)
-def test_kill_nine_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_kill_nine_loses_and_doubles_nothing(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """Scenario: producers and subscribers under load while the server is killed at random
     moments and started again. Guarantee: see the top of this file."""
     server = ServerProcess(
@@ -163,6 +166,8 @@ def test_kill_nine_loses_and_doubles_nothing(tmp_path: Path) -> None:
         world.stop.set()
         server.kill()
     _judge(world)
+    record_property("tried", ROUNDS)
+    record_property("answered durable", len(world.durable))
 
 
 def _drain(url: str, world: World) -> None:
