@@ -359,7 +359,9 @@ class LogFiles:
         if not self.is_retirable(sealed_through) or self._held[0].first >= keep_from:
             return None
         oldest = self._held[0]
-        if oldest.recyclable and self._recycle and self._spare is None:
+        if self._disk.stat_size(oldest.path) is None:
+            pass  # an earlier try was called a failure and was done all the same
+        elif oldest.recyclable and self._recycle and self._spare is None:
             self._disk.rename(oldest.path, SPARE)
             self._spare = oldest.size
         else:
