@@ -10,12 +10,16 @@ opens the store in each, and compares what it finds with what had been promised 
 ``notes.py``       what a workload writes down between the records of the disk
 ``look.py``        what a store holds: the one place that looks behind its front
 ``world.py``       a store, its disk and its users; writes the notes
+``foreign.py``     directories of the Rust crate to begin with
+``profiles.py``    kinds of workloads: which settings, which steps how often
 ``workloads.py``   generated programs of puts, acks, restarts and full disks
 ``states.py``      the legal states at one point of the record
 ``invariants.py``  the promise, one function for each sentence of it
-``explorer.py``    point by point, state by state; a second crash inside recovery
+``walk.py``        through a record, point by point
+``checker.py``     one state: opened, looked at, used, opened again
+``explorer.py``    all states of a workload; a second crash inside recovery
 ``run.py``         many workloads, several processes, one result
-``mutants.py``     the engine with one fault each: every one must be noticed
+``mutants/``       the engine with one fault each: every one must be noticed
 ``__main__.py``    run it, in parallel; replay one state by its number
 =================  ===================================================================
 """

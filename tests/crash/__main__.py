@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.crash.explorer import check_place
 from tests.crash.invariants import Violation
-from tests.crash.mutants import as_json, hunt_all, report
+from tests.crash.mutants.hunt import as_json, hunt_all, report
 from tests.crash.run import PROCESSES, explore
 from tests.crash.workloads import quiet
 

@@ -9,39 +9,20 @@ recovery, and a little work behind it, is a record like any other.
 from __future__ import annotations
 
 import random
-import struct
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
-from zlib import crc32
 
 from quiver.clock import ManualClock
-from quiver.config import Config
-from quiver.disk.disk import Disk
-from quiver.disk.oplog import Sync
-from quiver.engine import Store
-from quiver.errors import Damage
-from quiver.format.wal_header import HEADER_SIZE
-from quiver.wal.files import ACTIVE
-from tests.crash.disk import CrashDisk, Fold
-from tests.crash.invariants import (
-    INVARIANTS,
-    PROBES,
-    Case,
-    Violation,
-    durable_present,
-    no_phantom,
-    opens,
-    present_once,
-    same_again,
-)
-from tests.crash.look import Looker, View
+from tests.crash.checker import Checker
+from tests.crash.invariants import Violation
 from tests.crash.oracle import Oracle
-from tests.crash.states import State, states
+from tests.crash.states import State
+from tests.crash.walk import draw, flips, walk
 from tests.crash.workloads import Workload, generate, small_bundle
-from tests.crash.world import Epoch, World, listening, take
+from tests.crash.world import Epoch, World, listening
 
 MAX_STATES: Final = 1000
 """States tried of one workload: rather more workloads than every tear of one write."""
@@ -49,9 +30,6 @@ SECOND_CRASHES: Final = 0.01
 """Share of the states that are crashed again."""
 SECOND_STATES: Final = 30
 """Most states tried behind one second crash."""
-_ENTRY: Final = struct.Struct("<I9xQ12xQ")
-FLIPS: Final = 0.2
-"""Share of the synced groups before which a bit is flipped."""
 SECOND_SHARE: Final = 0.35
 """Share of the states behind a second crash that are tried."""
 
@@ -146,12 +124,12 @@ class Explorer:
         for where, state, oracle in walk(workload.epochs, place, workload.sector):
             if self.finished:
                 return
-            if not visit.is_new(state, oracle) or (share < 1 and _draw(where) >= share):
+            if not visit.is_new(state, oracle) or (share < 1 and draw(where) >= share):
                 continue
             self.tally.states += 1
             try:
                 visit.checker.check(state, oracle)
-                if _draw(f"second {where}") < SECOND_CRASHES:
+                if draw(f"second {where}") < SECOND_CRASHES:
                     self._again(visit, where, state, oracle)
             except Violation as violation:
                 self._found(where, violation, workload)
@@ -164,7 +142,7 @@ class Explorer:
             if tried >= SECOND_STATES or self.finished:
                 return
             life = "" if promised.version == oracle.version else where
-            if _draw(place) >= SECOND_SHARE or not visit.is_new(second, promised, life):
+            if draw(place) >= SECOND_SHARE or not visit.is_new(second, promised, life):
                 continue
             tried += 1
             self.tally.states += 1
@@ -198,11 +176,6 @@ class Explorer:
         )
 
 
-def _draw(where: str) -> float:
-    """A number from 0 to 1 that belongs to this place, in every run."""
-    return crc32(where.encode()) / 2**32
-
-
 def _count(workload: Workload, place: str) -> int:
     """How many different states a workload has."""
     visit = _Visit(workload)
@@ -210,66 +183,6 @@ def _count(workload: Workload, place: str) -> int:
         visit.is_new(state, oracle)
         for _, state, oracle in walk(workload.epochs, place, workload.sector)
     )
-
-
-def walk(
-    epochs: list[Epoch], place: str, sector: int, oracle: Oracle | None = None
-) -> Iterator[tuple[str, State, Oracle]]:
-    """All states of a record in order, each with its number and what was promised."""
-    promised = oracle if oracle is not None else Oracle()
-    point = 0
-    for epoch in epochs:
-        fold = Fold(epoch.files, epoch.directories)
-        notes = iter(epoch.notes)
-        upcoming = next(notes, None)
-        for done in range(len(epoch.records) + 1):
-            if done:
-                fold.take(epoch.records[done - 1])
-            while upcoming is not None and upcoming[0] <= done:
-                take(promised, upcoming[1])
-                upcoming = next(notes, None)
-            rng = random.Random(f"{place}:{point}")
-            for index, state in enumerate(states(fold, rng, sector)):
-                yield f"{place}:{point}:{index}", state, promised
-            point += 1
-
-
-def flips(epochs: list[Epoch], place: str) -> Iterator[tuple[str, State, Oracle]]:
-    """States in which one bit of a log entry is wrong, though a later one proves it synced."""
-    promised = Oracle()
-    for number, epoch in enumerate(epochs):
-        fold = Fold(epoch.files, epoch.directories)
-        notes = iter(epoch.notes)
-        upcoming = next(notes, None)
-        for done, record in enumerate(epoch.records, start=1):
-            fold.take(record)
-            while upcoming is not None and upcoming[0] <= done:
-                take(promised, upcoming[1])
-                upcoming = next(notes, None)
-            where = f"{place}:flip:{number}:{done}"
-            if not isinstance(record, Sync) or _draw(where) >= FLIPS:
-                continue
-            files = fold.image()
-            data = bytearray(files.get(ACTIVE, b""))
-            proven = proven_end(data)
-            if proven <= HEADER_SIZE:
-                continue
-            rng = random.Random(where)
-            data[rng.randrange(HEADER_SIZE, proven)] ^= 1 << rng.randrange(8)
-            yield where, State({**files, ACTIVE: bytes(data)}, fold.directories()), promised
-
-
-def proven_end(log: bytes | bytearray) -> int:
-    """Where the entries of a log file end that a later one in it proves to be synced."""
-    at, entries = HEADER_SIZE, []
-    while at + _ENTRY.size <= len(log):
-        length, sequence, synced = _ENTRY.unpack_from(log, at)
-        if not length:
-            break
-        entries.append((at, sequence, synced))
-        at += length + 8
-    newest = max((synced for _, _, synced in entries), default=0)
-    return next((start for start, sequence, _ in entries if sequence >= newest), at)
 
 
 def second_life(workload: Workload, state: State, oracle: Oracle, where: str) -> list[Epoch]:
@@ -310,74 +223,6 @@ class _Visit:
             return False
         self._seen.add(key)
         return True
-
-
-class Checker:
-    """Opens states of one workload and checks them."""
-
-    def __init__(self, now_ns: int) -> None:
-        self._now_ns = now_ns
-        self._looker = Looker()
-        self._reopened: set[object] = set()
-
-    def check(self, state: State, oracle: Oracle) -> None:
-        """Raise :class:`Violation` if anything promised isn't so in this state."""
-        assert oracle.config is not None
-        store, disk = self._open(state, oracle.config)
-        after = disk.image()
-        view = self._looker.look(store, after)
-        case = Case(oracle, store, disk, state.files, after, view, self._now_ns, {})
-        for invariant in INVARIANTS:
-            invariant(case)
-        self._again(State(after, disk.directories()), view, oracle.config)
-        for probe in PROBES:
-            try:
-                probe(case)
-            except Violation:
-                raise
-            except Exception as error:
-                raise Violation(probe.__name__, f"{type(error).__name__}: {error}") from error
-
-    def _open(self, state: State, config: Config) -> tuple[Store, CrashDisk]:
-        disk = CrashDisk.from_image(state.files, state.directories, record=False)
-        assert isinstance(disk, CrashDisk)
-        clock = ManualClock(self._now_ns)
-        try:
-            store = Store(Disk(disk), config, where="crash", clock=clock)
-        except Exception as error:
-            raise opens(error) from error
-        return store, disk
-
-    def _again(self, state: State, first: View, config: Config) -> None:
-        """Open once more; what lies in quarantine changes nothing and is left out."""
-        kept = frozenset(
-            (path, data)
-            for path, data in state.files.items()
-            if path != "LOCK" and not path.startswith("quarantine/")
-        )
-        if (kept, id(config)) in self._reopened:
-            return
-        self._reopened.add((kept, id(config)))
-        store, disk = self._open(state, config)
-        same_again(first, self._looker.look(store, disk.image()))
-
-    def damage(self, state: State, oracle: Oracle) -> None:
-        """A state with a damaged log must be refused, unless nothing is missing from it."""
-        assert oracle.config is not None
-        disk = CrashDisk.from_image(state.files, state.directories, record=False)
-        assert isinstance(disk, CrashDisk)
-        try:
-            store = Store(Disk(disk), oracle.config, where="crash", clock=ManualClock(self._now_ns))
-        except Damage:
-            return
-        after = disk.image()
-        view = self._looker.look(store, after)
-        case = Case(oracle, store, disk, state.files, after, view, self._now_ns, {})
-        for invariant in (no_phantom, present_once, durable_present):
-            try:
-                invariant(case)
-            except Violation as violation:
-                raise Violation("damage_noticed", str(violation)) from violation
 
 
 def check_place(place: str) -> tuple[Workload, State | None]:

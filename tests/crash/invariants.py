@@ -54,6 +54,8 @@ class Case:
     now_ns: int
     numbers: dict[BundleRef, Put]
     """Which put each bundle turned out to be; filled in by :func:`no_phantom`."""
+    probe: Receipt | None = None
+    """A bundle put into the opened store, by :func:`goes_on`."""
 
     def fail(self, invariant: Callable[[Case], None], what: str) -> NoReturn:
         raise Violation(invariant.__name__, what)
@@ -291,36 +293,56 @@ def keys_remembered(case: Case) -> None:
 
 
 def goes_on(case: Case) -> None:
-    """The store takes a bundle, under numbers that were never anybody else's."""
-    receipt = _put_with_patience(case, {"Logs": _PROBE})
-    if not receipt.durable:
-        case.fail(goes_on, f"{receipt} is not durable after waiting")
+    """The store takes a bundle, and makes it durable."""
+    case.probe = _put_with_patience(case, {"Logs": _PROBE})
+    if case.probe is not None and not case.probe.durable:
+        case.fail(goes_on, f"{case.probe} is not durable after waiting")
+
+
+def numbers_not_reused(case: Case) -> None:
+    """The new bundle's segment and sequence were never anybody else's; nor is it older."""
+    new = case.probe
+    if new is None:
+        return
     for put in case.oracle.ever_durable():
-        if put.ref is not None and put.ref.segment_seq >= receipt.ref.segment_seq:
-            case.fail(goes_on, f"a new bundle is {receipt.ref}; segment of {put.ref} is as new")
-        if put.sequence is not None and put.sequence >= receipt.sequence:
-            case.fail(goes_on, f"sequence {receipt.sequence} was given out before: {put.ref}")
-        if put.ts is not None and put.ts > receipt.ingestion_ts_ns:
-            case.fail(goes_on, "ingestion time went back")
+        if put.ref is not None and put.ref.segment_seq >= new.ref.segment_seq:
+            case.fail(numbers_not_reused, f"a new bundle is {new.ref}, not behind {put.ref}")
+        if put.sequence is not None and put.sequence >= new.sequence:
+            case.fail(numbers_not_reused, f"sequence {new.sequence} was that of {put.ref}")
+        if put.ts is not None and put.ts > new.ingestion_ts_ns:
+            case.fail(numbers_not_reused, "ingestion time went back")
     for bundle in case.view.bundles.values():
-        if (bundle.meta.sequence or 0) >= receipt.sequence:
-            case.fail(goes_on, f"sequence {receipt.sequence} is that of {bundle.ref} too")
-    for name, standing in outcomes(case.store, {receipt.ref: None}).items():
-        if standing[receipt.ref] != "pending":
-            case.fail(goes_on, f"{name} has the new {receipt.ref} as {standing[receipt.ref]}")
+        if (bundle.meta.sequence or 0) >= new.sequence:
+            case.fail(numbers_not_reused, f"sequence {new.sequence} is that of {bundle.ref} too")
 
 
-def _put_with_patience(case: Case, slots: Slots) -> Receipt:
-    """A put may be told to come back later, but not for ever."""
+def new_is_pending(case: Case) -> None:
+    """Nobody is done with a bundle that has only just come."""
+    if case.probe is not None:
+        for name, standing in outcomes(case.store, {case.probe.ref: None}).items():
+            if standing[case.probe.ref] != "pending":
+                case.fail(new_is_pending, f"{name} is done with the new {case.probe.ref}")
+
+
+def _put_with_patience(case: Case, slots: Slots) -> Receipt | None:
+    """A put may be told to come back later; for ever only at a cap that protects the data."""
+    retention = case.store.config.retention
     for _ in range(PATIENCE):
         try:
             return case.store.put(slots).wait()
         except Backpressure:
             case.store.maintain()
+    if retention.size_cap is not None and retention.size_cap_policy == "backpressure":
+        return None
     return case.store.put(slots).wait()
 
 
-PROBES: Final[tuple[Callable[[Case], None], ...]] = (keys_remembered, goes_on)
+PROBES: Final[tuple[Callable[[Case], None], ...]] = (
+    keys_remembered,
+    goes_on,
+    numbers_not_reused,
+    new_is_pending,
+)
 
 
 def opens(error: BaseException) -> Violation:

@@ -7,8 +7,9 @@ import os
 import pytest
 
 from tests.crash.explorer import check_place
+from tests.crash.profiles import PROFILES
 from tests.crash.run import explore
-from tests.crash.workloads import PROFILES, generate, quiet
+from tests.crash.workloads import generate, quiet
 
 STATES = int(os.environ.get("QUIVER_CRASH_STATES", "100000"))
 SEED = 1

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.crash.invariants import ALL
-from tests.crash.mutants import MUTANTS, Mutant, hunt
+from tests.crash.mutants import MUTANTS, Mutant
+from tests.crash.mutants.hunt import hunt
 
 pytestmark = pytest.mark.crash
 

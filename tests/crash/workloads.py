@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -29,6 +27,7 @@ from quiver.ids import BundleRef
 from tests.crash.disk import Killed
 from tests.crash.foreign import foreign_notes, foreign_state
 from tests.crash.invariants import Violation
+from tests.crash.profiles import PROFILES, USUAL, Profile, config_of, number_of
 from tests.crash.states import State
 from tests.crash.world import Epoch, World, listening
 
@@ -38,165 +37,6 @@ SECTORS: Final = (64, 128, 512)
 WORDS: Final = ("alpha", "beta", "gamma", "delta")
 
 MAX_DRAINED: Final = 20
-
-Weights = Mapping[str, int]
-
-_USUAL: Final[Weights] = {
-    "put": 30,
-    "burst": 8,
-    "repeat": 4,
-    "wait": 12,
-    "sync": 3,
-    "flush": 5,
-    "maintain": 5,
-    "tick": 4,
-    "subscribe": 5,
-    "consume": 12,
-    "drain": 4,
-    "flush_progress": 4,
-    "seek": 1,
-    "unregister": 1,
-    "close": 1,
-    "kill": 2,
-    "cut": 2,
-    "die": 4,
-}
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Settings, and how often each step comes (on top of the usual)."""
-
-    name: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    weights: Weights = field(default_factory=dict)
-    steps: tuple[int, int] = (10, 26)
-    fixtures: tuple[str, ...] = ()
-    """Directories of the Rust crate to begin with."""
-
-    @property
-    def drops(self) -> bool:
-        """Whether retention may give up what somebody still needs."""
-        retention = self.settings.get("retention", {})
-        return (
-            retention.get("size_cap_policy") == "drop_oldest"
-            or "max_retain_after_ingestion_hours" in retention
-        )
-
-
-def _settings(**changes: Any) -> dict[str, Any]:
-    """Tiny limits: everything that can happen happens within a few bundles."""
-    settings: dict[str, Any] = {
-        "reserve": 0,
-        "validation": "off",
-        "wal": {"rotation_target": 2048, "max_size": 12288, "max_rotated_files": 6},
-        "segment": {"target_size": 2048, "max_bundles": 3, "max_unfinalized": 2},
-        "limits": {"max_bundle": 2048, "max_unsynced": 4096},
-    }
-    for section, values in changes.items():
-        if isinstance(values, dict):
-            settings[section] = {**settings.get(section, {}), **values}
-        else:
-            settings[section] = values
-    return settings
-
-
-_CAP: Final = 12288 + 2 * 2048
-
-PROFILES: Final = (
-    Profile("plain", _settings()),
-    Profile(
-        "laps",
-        _settings(wal={"rotation_target": 1024}, segment={"target_size": 1024, "max_bundles": 2}),
-        {"burst": 30, "flush": 12, "consume": 4, "maintain": 12, "subscribe": 1, "close": 3},
-        (14, 30),
-    ),
-    Profile(
-        "consumers",
-        _settings(segment={"max_bundles": 2}),
-        {
-            "subscribe": 14,
-            "consume": 40,
-            "flush_progress": 12,
-            "seek": 6,
-            "unregister": 5,
-            "maintain": 14,
-            "kill": 4,
-            "cut": 4,
-        },
-        (16, 34),
-    ),
-    Profile(
-        "drop_oldest",
-        _settings(
-            segment={"max_bundles": 2},
-            retention={"size_cap": _CAP + 6000, "size_cap_policy": "drop_oldest"},
-        ),
-        {"burst": 25, "maintain": 16, "flush": 10, "consume": 5},
-        (16, 30),
-    ),
-    Profile(
-        "age",
-        _settings(retention={"max_retain_after_ingestion_hours": 1.0}),
-        {"hours": 8, "maintain": 16, "flush": 10},
-    ),
-    Profile(
-        "segment_only",
-        _settings(durability="segment_only"),
-        {"flush": 8, "maintain": 8, "kill": 4, "cut": 4},
-    ),
-    Profile(
-        "disk_full",
-        _settings(reserve=512),
-        {"squeeze": 16, "gulp": 30, "repeat": 16, "maintain": 8, "flush_progress": 8},
-        (16, 30),
-    ),
-    Profile("sealed", _settings(deliver="sealed"), {"consume": 20, "maintain": 10}),
-    Profile("every", _settings(wal={"flush": "every"}), {"burst": 16}),
-    Profile(
-        "bad_fsync",
-        _settings(),
-        {"bad_fsync": 8, "kill": 8, "cut": 3, "drain": 8, "maintain": 8},
-    ),
-    Profile(
-        "restarts",
-        _settings(wal={"recycle": False}),
-        {"close": 8, "kill": 6, "cut": 6, "die": 24, "burst": 14},
-        (14, 30),
-    ),
-    Profile(
-        "kept",
-        _settings(
-            segment={"max_bundles": 2},
-            read_mode="pread",
-            wal={"max_idle_age": 30.0},
-            retention={"keep_after_finish": 5.0, "steady_state_headroom": 4000},
-            idempotency={"window_count": 4},
-        ),
-        {"consume": 24, "drain": 14, "maintain": 24, "tick": 20, "seek": 4, "subscribe": 8},
-        (18, 34),
-    ),
-    Profile(
-        "foreign",
-        _settings(),
-        {"die": 8, "drain": 6, "close": 3},
-        (4, 12),
-        fixtures=("tiny-crashed", "tiny-clean"),
-    ),
-    Profile(
-        "switch",
-        _settings(segment={"max_bundles": 2}),
-        {"switch": 14, "die": 8, "close": 3},
-        (12, 24),
-    ),
-    Profile("jumpy", _settings(segment={"max_bundles": 2}), {"jump": 12, "drain": 8}),
-)
-
-
-@lru_cache(maxsize=64)
-def config_of(profile: int) -> Config:
-    """The settings of a profile; made once, since thousands of opens use them."""
-    return Config.load(env={}, **PROFILES[profile].settings)
 
 
 @dataclass(slots=True)
@@ -294,7 +134,7 @@ class _Generator:
         self._world.open()
 
     def _program(self) -> list[str]:
-        weights = {**_USUAL, **self._profile.weights}
+        weights = {**USUAL, **self._profile.weights}
         length = self._rng.randint(*self._profile.steps)
         return self._rng.choices(list(weights), list(weights.values()), k=length)
 
@@ -439,7 +279,7 @@ class _Generator:
             self._world.close()
         else:
             self._world.kill()
-        self._world.configure(config_of(_number(name)))
+        self._world.configure(config_of(number_of(name)))
         self._world.open()
 
     def _squeeze(self) -> None:
@@ -453,7 +293,3 @@ class _Generator:
 
     def _bad_fsync(self) -> None:
         self._world.disk.fail_syncs_in = self._rng.randint(0, 4)
-
-
-def _number(profile: str) -> int:
-    return next(at for at, one in enumerate(PROFILES) if one.name == profile)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
@@ -214,14 +216,21 @@ class World:
         slots: Slots,
         key: str | None = None,
         attributes: Mapping[str, str] | None = None,
+        *,
+        encoded: bool = False,
     ) -> Receipt | None:
+        """Put a bundle, ``encoded``: as IPC streams; its receipt, if it was taken."""
         number = max(self.oracle.puts, default=-1) + 1
         self.note(o.Offered(Put(number, slots, key, attributes or {})))
         self._before()
         self._putting = number
         marks = len(self.notes)
         try:
-            receipt = self.store.put(slots, key=key, attributes=attributes)
+            if encoded:
+                streams = {slot: _stream(batch) for slot, batch in slots.items()}
+                receipt = self.store.put_ipc(streams, key=key, attributes=attributes)
+            else:
+                receipt = self.store.put(slots, key=key, attributes=attributes)
         except Busy:
             self.note(o.Failed(number))
             return None
@@ -367,14 +376,22 @@ class World:
 
     def unregister(self, name: str) -> None:
         self.note(o.Leaving(name))
+        orphan = name in self.store.orphans
         try:
-            self.store.unregister(name)
+            (self.store.drop_orphan if orphan else self.store.unregister)(name)
         except (NotFound, Busy, StorageFault):
             self._after()
             return
         self._after()
         self.handles.pop(name, None)
         self.note(o.Left(name))
+
+
+def _stream(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
 
 
 def take(oracle: Oracle, note: Note) -> None:

@@ -1,0 +1,173 @@
+"""Faults of order: the right steps, one too early or too late."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+from quiver import ingest
+from quiver.disk.disk import Disk
+from quiver.records import Records
+from quiver.sealing import Sealing
+from quiver.subscriber import progress, subscriber
+from quiver.sweeping import Sweeping
+from quiver.tail import Tail
+from quiver.wal.active import LogFiles
+from quiver.wal.files import ACTIVE, DIRECTORY, rotated_path
+from tests.crash.mutants.tools import instead, mutant
+
+
+@mutant("laps")
+def log_retired_early() -> AbstractContextManager[Any]:
+    """A log file goes while its newest segment is still in memory."""
+
+    @property  # type: ignore[misc]
+    def oldest(self: Tail) -> int:
+        return self.next_segment
+
+    return instead(Tail, "oldest", oldest)
+
+
+@mutant("laps")
+def log_retired_without_checkpoint() -> AbstractContextManager[Any]:
+    """Keys and slot names go with the log file that held them."""
+    return instead(Records, "is_stale", property(lambda self: False))
+
+
+@mutant("laps", "consumers")
+def floor_not_kept() -> AbstractContextManager[Any]:
+    """Nothing says which numbers are used up and which segments are gone."""
+    return instead(Records, "keep_floor", lambda self, **_: None)
+
+
+@mutant("laps")
+def files_swapped_in_one_go() -> AbstractContextManager[Any]:
+    """Both renames of a rotation before one sync of the directory."""
+
+    def take_over(self: LogFiles, path: str) -> None:
+        aside = rotated_path(self._next_number)
+        if self._active is not None or (self._held and self._held[-1].path == ACTIVE):
+            self._disk.rename(ACTIVE, aside)
+        self._disk.rename(path, ACTIVE)
+        self._disk.fsync_dir(DIRECTORY)
+
+    return instead(LogFiles, "_take_over", take_over)
+
+
+@mutant("laps", "kept")
+def log_purged_in_any_order() -> AbstractContextManager[Any]:
+    """Several log files go before one sync of the directory."""
+    original = LogFiles.retire_oldest
+
+    def retire_oldest(self: LogFiles, *args: int) -> int | None:
+        with patch.object(self._disk, "fsync_dir", lambda path: None):
+            return original(self, *args)
+
+    return instead(LogFiles, "retire_oldest", retire_oldest)
+
+
+@mutant("consumers", "kept")
+def deleted_before_progress() -> AbstractContextManager[Any]:
+    """A finished segment goes before the acks that finished it are durable."""
+    original = Sweeping._carry_out
+
+    def carry_out(self: Sweeping, evictions: Any) -> Any:
+        with patch.object(self._records, "flush_progress", lambda names=None: 0):
+            return original(self, evictions)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(instead(Sweeping, "_carry_out", carry_out))
+    stack.enter_context(instead(Records, "flush_progress", _only_when_asked))
+    return stack
+
+
+def _only_when_asked(self: Records, names: tuple[str, ...] | None = None) -> int:
+    return self._parts.registry.flush(names) if names is not None else 0
+
+
+@mutant("consumers", "kept")
+def deleted_before_floor() -> AbstractContextManager[Any]:
+    """A segment's file goes before the floor says that it may."""
+    original = Sweeping._carry_out
+
+    def carry_out(self: Sweeping, evictions: Any) -> Any:
+        kept = self._records.keep_floor
+        later: list[Any] = []
+        with patch.object(self._records, "keep_floor", lambda **how: later.append(how)):
+            done = original(self, evictions)
+        for how in later:
+            kept(**how)
+        return done
+
+    return instead(Sweeping, "_carry_out", carry_out)
+
+
+@mutant("drop_oldest")
+def dropped_without_ledger() -> AbstractContextManager[Any]:
+    """What the size cap takes is not written down."""
+    return instead(Sweeping, "_drop", _drop_quietly)
+
+
+def _drop_quietly(self: Sweeping, eviction: Any, bundles: int, nbytes: int) -> None:
+    self._parts.registry.drop_segment(eviction.seq, bundles)
+
+
+@mutant("drop_oldest")
+def ledger_written_late() -> AbstractContextManager[Any]:
+    """A loss is noted in memory only, until something else writes the checkpoint."""
+    original = Sweeping._carry_out
+
+    def carry_out(self: Sweeping, evictions: Any) -> Any:
+        with patch.object(self._records, "checkpoint", lambda **_: None):
+            return original(self, evictions)
+
+    return instead(Sweeping, "_carry_out", carry_out)
+
+
+@mutant("consumers")
+def unregistered_without_sync() -> AbstractContextManager[Any]:
+    """A subscriber that left may come back."""
+
+    def remove(disk: Disk, name: str) -> None:
+        disk.unlink(progress.progress_file(name), missing_ok=True)
+
+    return instead(subscriber, "remove_progress", remove)
+
+
+@mutant("consumers")
+def registered_without_file() -> AbstractContextManager[Any]:
+    """A new subscriber's file is written with its first ack."""
+    original = subscriber.Subscriber.flush
+
+    def flush(self: subscriber.Subscriber, open_segment: int) -> bool:
+        if self.status is subscriber.Status.KNOWN:
+            return False
+        return original(self, open_segment)
+
+    return instead(subscriber.Subscriber, "flush", flush)
+
+
+@mutant("bad_fsync", "plain")
+def delivered_before_durable() -> AbstractContextManager[Any]:
+    """Subscribers see what is staged."""
+    original = ingest.Ingest._place
+
+    def place(self: ingest.Ingest, prepared: Any) -> Any:
+        receipt = original(self, prepared)
+        self._wal.on_durable(receipt.sequence + 1)  # type: ignore[union-attr]
+        return receipt
+
+    return instead(ingest.Ingest, "_place", place)
+
+
+@mutant("disk_full")
+def sealed_before_logged() -> AbstractContextManager[Any]:
+    """A segment is written while its newest group is only staged."""
+
+    def next_closed(self: Sealing) -> Any:
+        closed = self._parts.tail.closed
+        return closed[0] if closed else None
+
+    return instead(Sealing, "_next_closed", next_closed)
