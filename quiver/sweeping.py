@@ -1,6 +1,8 @@
 """Deleting what may go, on record, and dealing with segments that turn out damaged.
 
-    outcomes in memory → progress durable → ledger → floor → unlink
+    ledger → outcomes in memory → progress durable → floor → unlink
+
+The ledger comes first: a loss that is in a progress file alone would be nobody's to see.
 
 What the policy is, :mod:`quiver.retention` says; this carries it out in an order that a
 crash can interrupt anywhere.
@@ -113,12 +115,13 @@ class Sweeping:
     def _carry_out(self, evictions: tuple[Eviction, ...]) -> list[Eviction]:
         parts = self._parts
         done: list[Eviction] = []
+        self._put_on_record([eviction for eviction in evictions if eviction.dropped])
         for eviction in evictions:
             info = parts.catalog.info(eviction.seq)
             if info is None:
                 continue
             if eviction.dropped:
-                self._drop(eviction, info.bundle_count, info.nbytes)
+                self._drop(eviction, info.bundle_count)
             elif not parts.registry.retire(info.seq, info.bundle_count):
                 continue  # somebody came back to it meanwhile
             done.append(eviction)
@@ -126,8 +129,8 @@ class Sweeping:
             return done
         seqs = frozenset(eviction.seq for eviction in done)
         self._records.flush_progress()
-        if parts.ledger.dirty or parts.wal is None:
-            self._records.checkpoint()
+        if parts.wal is None:
+            self._records.checkpoint()  # the keys of what goes
         self._records.keep_floor(without=seqs)
         parts.catalog.remove(sorted(seqs))
         for eviction in done:
@@ -138,13 +141,39 @@ class Sweeping:
             parts.log.debug(SEGMENT_DELETED, segment=eviction.seq, reason=str(eviction.ground))
         return done
 
-    def _drop(self, eviction: Eviction, bundles: int, nbytes: int) -> None:
-        """Record that somebody loses these bundles, before they go."""
+    def _put_on_record(self, evictions: list[Eviction]) -> None:
+        """Write down, durably, what somebody is about to lose.
+
+        A crash before it is carried out leaves a loss on record that may not come about;
+        the other way round, one would come about that is not on record.
+        """
+        parts = self._parts
+        for eviction in evictions:
+            info = parts.catalog.info(eviction.seq)
+            if info is None or eviction.seq in parts.ledger:
+                continue
+            waiting = {
+                one.name: count
+                for one in parts.registry.subscribers()
+                if (count := one.pending_in(eviction.seq, info.bundle_count))
+            }
+            parts.ledger.record(
+                Loss(
+                    eviction.seq,
+                    info.bundle_count,
+                    info.nbytes,
+                    str(eviction.ground),
+                    parts.clock.now_ns(),
+                    waiting,
+                )
+            )
+        if parts.ledger.dirty:
+            self._records.checkpoint()
+
+    def _drop(self, eviction: Eviction, bundles: int) -> None:
+        """Give up what is left of a segment, for everyone."""
         parts, reason = self._parts, str(eviction.ground)
         counts = parts.registry.drop_segment(eviction.seq, bundles)
-        parts.ledger.record(
-            Loss(eviction.seq, bundles, nbytes, reason, parts.clock.now_ns(), counts)
-        )
         parts.metrics.counter(m.SEGMENT_DROPPED, reason=reason).add()
         for name, count in counts.items():
             parts.metrics.counter(m.SUBSCRIBER_DROPPED, subscriber=name, reason=reason).add(count)

@@ -194,7 +194,6 @@ def second_life(workload: Workload, state: State, oracle: Oracle, where: str) ->
         ManualClock(workload.now_ns),
         state=state,
         oracle=oracle.copy(),
-        may_drop=workload.profile.drops,
     )
     with listening(world):
         world.open()

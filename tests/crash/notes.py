@@ -169,26 +169,6 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class MayDrop:
-    """A call began in which retention may give unfinished segments up."""
-
-    narrows: ClassVar[bool] = False
-
-    def apply(self, oracle: Oracle) -> None:
-        oracle.dropping = True
-
-
-@dataclass(frozen=True, slots=True)
-class Calm:
-    """That call is over: what it gave up has been noted."""
-
-    narrows: ClassVar[bool] = True
-
-    def apply(self, oracle: Oracle) -> None:
-        oracle.dropping = False
-
-
-@dataclass(frozen=True, slots=True)
 class Dropped:
     """A segment is in the loss ledger."""
 
@@ -247,7 +227,6 @@ class Settled:
             elif put.state == "durable":
                 put.state = "gone"
         oracle.losses |= self.losses
-        oracle.dropping = False
         oracle.subs = {name: sub for name, sub in oracle.subs.items() if name in self.outcomes}
         for name, standing in self.outcomes.items():
             oracle.subs[name].settle(standing)

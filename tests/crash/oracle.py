@@ -95,8 +95,6 @@ class Oracle:
         self.losses: set[int] = set()
         self.removals: dict[int, bool] = {}
         """Segments whose removal was ordered: had everyone durably finished them?"""
-        self.dropping = False
-        """A call is under way in which retention may give segments up."""
         self.config: Config | None = None
         """The settings the store is opened with from here on."""
         self.version = 0
@@ -114,7 +112,6 @@ class Oracle:
             twin._outcomes = dict(sub._outcomes)
             twin._possible = {ref: set(these) for ref, these in sub._possible.items()}
         other.version, other.config = self.version, self.config
-        other.dropping = self.dropping
         other.losses = set(self.losses)
         other.removals = dict(self.removals)
         return other

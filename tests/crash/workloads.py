@@ -86,9 +86,7 @@ class _Generator:
         self._config = config_of(profile)
         self._sector = rng.choice(SECTORS)
         self._clock = ManualClock()
-        self._world = World(
-            self._config, self._clock, may_drop=self._profile.drops, state=self._beginning()
-        )
+        self._world = World(self._config, self._clock, state=self._beginning())
         self._steps: list[str] = []
         self._keys = count()
 

@@ -66,7 +66,6 @@ class World:
         *,
         state: State | None = None,
         oracle: Oracle | None = None,
-        may_drop: bool = False,
     ) -> None:
         self.clock = clock
         self.oracle = oracle if oracle is not None else Oracle()
@@ -74,7 +73,6 @@ class World:
         self.waiting: list[tuple[int, Receipt]] = []
         self.handles: dict[str, Subscription] = {}
         self._looker = Looker()
-        self._may_drop = may_drop
         self._by_receipt: dict[int, tuple[int, Receipt]] = {}
         self._completions: dict[int, int] = {}
         self._bundle: Any = None
@@ -166,7 +164,6 @@ class World:
         self.note(o.Settled(found, view.outcomes, frozenset(view.losses)))
 
     def close(self) -> None:
-        self._before()
         if self._try(self.store.close):
             self.note(o.Kept())
         self._after()
@@ -190,10 +187,6 @@ class World:
             return False
         return True
 
-    def _before(self) -> None:
-        if self._may_drop:
-            self.note(o.MayDrop())
-
     def _after(self) -> None:
         """Note what a call did besides what it was asked for; the dead tell nothing."""
         if self.disk.dead:
@@ -206,8 +199,6 @@ class World:
         for seq in sorted(self._sealed - sealed):
             self.note(o.Deleted(seq))
         self._sealed = sealed
-        if self._may_drop:
-            self.note(o.Calm())
 
     # Producers
 
@@ -222,7 +213,6 @@ class World:
         """Put a bundle, ``encoded``: as IPC streams; its receipt, if it was taken."""
         number = max(self.oracle.puts, default=-1) + 1
         self.note(o.Offered(Put(number, slots, key, attributes or {})))
-        self._before()
         self._putting = number
         marks = len(self.notes)
         try:
@@ -286,14 +276,12 @@ class World:
             self.note(note)
 
     def wait(self, receipt: Receipt) -> None:
-        self._before()
         self._try(receipt.wait)
         self._after()
         self.waiting = [(n, r) for n, r in self.waiting if not r.done]
 
     def call(self, call: Callable[[], object], *, keeps: bool = False) -> None:
         """A call of the store's upkeep; ``keeps``: progress is durable when it returns."""
-        self._before()
         if self._try(call) and keeps:
             self.note(o.Kept())
         self._after()
@@ -338,7 +326,6 @@ class World:
     def take(self, name: str) -> None:
         """Take the next bundle and check that it is one that was called durable."""
         handle = self.handles[name]
-        self._before()
         bundle = handle.next_bundle()
         self._after()
         self.waiting = [(n, r) for n, r in self.waiting if not r.done]

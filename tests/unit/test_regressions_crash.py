@@ -13,6 +13,8 @@ from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
 from quiver.disk.oplog import Rename
 from quiver.engine import Store
+from quiver.format.progress import decode_progress
+from quiver.format.state import decode_state
 from tests.crash.disk import CrashDisk, Fold, Killed, Record
 from tests.crash.foreign import foreign_state
 from tests.crash.states import states
@@ -146,6 +148,39 @@ def test_time_outlives_the_bundle_that_had_it() -> None:
     disk.locked.clear()
     store = Store(Disk(disk), config, where="mem", clock=clock)
     assert store.put({"Logs": one(9)}).wait().ingestion_ts_ns >= last.ingestion_ts_ns
+
+
+def test_what_somebody_loses_is_on_record_before_anything_else_knows() -> None:
+    """Scenario: a cap makes the store drop a segment that a subscriber still needs; the
+    power goes at any point. Guarantee: wherever the subscriber's file calls a bundle
+    dropped, the ledger has it."""
+    config = Config.load(
+        env={},
+        reserve=0,
+        wal={"rotation_target": 2048, "max_size": 12288, "max_rotated_files": 6},
+        segment={"target_size": 2048, "max_bundles": 2},
+        limits={"max_bundle": 2048},
+        retention={"size_cap": 12288 + 4096 + 6000, "size_cap_policy": "drop_oldest"},
+    )
+    disk = CrashDisk()
+    store = opened(disk, config)
+    store.subscribe("ada")
+    for number in range(12):
+        store.put({"Logs": one(number)}).wait()
+        store.maintain()
+    fold, seen = Fold({}), 0
+    for record in disk.records:
+        fold.take(record)
+        for state in states(fold, random.Random(1), 512):
+            files = state.files
+            if "quiver.sub.ada" in files:
+                marked = decode_progress(files["quiver.sub.ada"]).entries.items()
+                dropped = {seq for seq, entry in marked if entry.dropped}
+                if dropped:
+                    seen += 1
+                    losses = decode_state(files["quiver.state"]).losses
+                    assert dropped <= {loss.segment_seq for loss in losses}
+    assert seen
 
 
 def _kill_at(disk: CrashDisk, record: Record, kind: type) -> None:

@@ -107,21 +107,33 @@ def deleted_before_floor() -> AbstractContextManager[Any]:
 @mutant("drop_oldest")
 def dropped_without_ledger() -> AbstractContextManager[Any]:
     """What the size cap takes is not written down."""
-    return instead(Sweeping, "_drop", _drop_quietly)
-
-
-def _drop_quietly(self: Sweeping, eviction: Any, bundles: int, nbytes: int) -> None:
-    self._parts.registry.drop_segment(eviction.seq, bundles)
+    return instead(Sweeping, "_put_on_record", lambda self, evictions: None)
 
 
 @mutant("drop_oldest")
 def ledger_written_late() -> AbstractContextManager[Any]:
     """A loss is noted in memory only, until something else writes the checkpoint."""
+    original = Sweeping._put_on_record
+
+    def put_on_record(self: Sweeping, evictions: Any) -> None:
+        with patch.object(self._records, "checkpoint", lambda **_: None):
+            original(self, evictions)
+
+    return instead(Sweeping, "_put_on_record", put_on_record)
+
+
+@mutant("drop_oldest")
+def progress_before_ledger() -> AbstractContextManager[Any]:
+    """Who loses something knows it before it is on record."""
     original = Sweeping._carry_out
 
     def carry_out(self: Sweeping, evictions: Any) -> Any:
-        with patch.object(self._records, "checkpoint", lambda **_: None):
-            return original(self, evictions)
+        for eviction in evictions:
+            info = self._parts.catalog.info(eviction.seq)
+            if eviction.dropped and info is not None:
+                self._parts.registry.drop_segment(eviction.seq, info.bundle_count)
+        self._records.flush_progress()
+        return original(self, evictions)
 
     return instead(Sweeping, "_carry_out", carry_out)
 
