@@ -4,17 +4,17 @@ PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.setup-done
-EXTRAS  := server,dev
+EXTRAS  := server,spark,dev
 WORKERS ?= 2
 MINUTES ?= 60
 ONLY    ?=
 CODE    := $(wildcard quiver flight_service spark_client tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint unit system crash soak bench clean
+.PHONY: help setup demo example test lint unit coverage system spark integration crash prove soak bench budget peers pictures up down clean
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with the pinned versions (quick when it is up to date)
 
@@ -28,21 +28,36 @@ $(STAMP): pyproject.toml constraints.txt
 		--constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
-demo: $(STAMP) ## A server under load, killed hard and started again: nothing is lost
-	@$(BIN)/python examples/demo.py
+demo: $(STAMP) ## A Spark job puts a million rows, the server is killed hard: nothing is lost
+	@$(BIN)/python -m examples.demo
 
-test: lint unit system crash ## All checks: lint, then every test
+example: $(STAMP) ## A pipeline: logs from Quiver, error rates by Spark, back to Quiver, to Parquet
+	@$(BIN)/python -m examples.telemetry
 
-# What is fast and runs in one process is measured; tracing would only slow down the rest.
-unit: $(STAMP) ## Tests of the parts and of the whole store, with coverage (ARGS="-k name")
+test: lint unit system spark integration crash ## All checks: lint, then every test
+
+unit: $(STAMP) ## Tests of the parts and of the whole store (ARGS="-k name")
+	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) tests/unit tests/property
+
+# By itself: tracing takes as long again, and what runs in several processes isn't seen.
+coverage: $(STAMP) ## The same, and which lines they reach
 	@$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term $(ARGS) tests/unit tests/property
 
 system: $(STAMP) ## Tests with failing disks, killed processes, many threads, real sockets
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) \
 		tests/faults tests/kill tests/fuzz tests/soak tests/stress tests/wire tests/bench
 
+# Each test process has a Spark of its own; the cluster is in one of them.
+spark: $(STAMP) ## Tests with real Spark (needs Java 17 or newer), local and on a cluster
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS) tests/spark
+
 crash: $(STAMP) ## 100,000 crash states, and the engine broken on purpose
 	@$(BIN)/python -m pytest $(ARGS) tests/crash
+
+# Without a Docker engine these are skipped, and say so; QUIVER_REQUIRE_DOCKER=1: they fail.
+integration: $(STAMP) ## Tests across containers, with outages (needs Docker; ARGS="-k spark")
+	@$(BIN)/python -m tests.integration.images
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS) tests/integration
 
 lint: $(STAMP) ## Style, types and the layers of the architecture
 	@echo "ruff check";   $(BIN)/ruff check --quiet .
@@ -62,8 +77,32 @@ soak: $(STAMP) ## The long run (MINUTES=60): busy, restarted, killed hundreds of
 	@KILL_ROUNDS=300 IDLE_SECONDS=3600 \
 		$(BIN)/python -m pytest tests/wire/test_kill.py tests/wire/test_churn.py
 
-bench: $(STAMP) ## Measure against what the machine can do (ONLY=P1 for one bar)
-	@$(BIN)/python -m benchmarks.run $(if $(ONLY),--only $(ONLY))
+bench: $(STAMP) ## Measure against what the machine can do (ONLY=P1 for one bar, QUICK=1 to see it run)
+	@$(BIN)/python -m benchmarks.run $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
+
+peers: $(STAMP) ## Beside NATS JetStream and Redis Streams (needs redis-server; QUICK=1 to see it run)
+	@$(BENCH_SETUP)
+	@$(BIN)/python -m benchmarks.peers.run $(if $(QUICK),--quick)
+
+pictures: $(STAMP) ## Draw the results of `make bench` and `make peers` for the documentation
+	@$(BENCH_SETUP)
+	@$(BIN)/python -m benchmarks.pictures
+	@$(BIN)/python -m benchmarks.page
+
+budget: $(STAMP) ## Where each microsecond of a put goes
+	@$(BIN)/python -m benchmarks.budget
+
+BENCH_SETUP = $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	--constraint constraints.txt --editable '.[$(EXTRAS),bench]'
+
+# `docker compose` where there is one, else the older program.
+COMPOSE = $$(docker compose version > /dev/null 2>&1 && echo docker compose || echo docker-compose)
+
+up: ## The whole pipeline in containers: watch it here and on http://127.0.0.1:8816 (Ctrl-C stops it)
+	@base=$$(docker/base.sh) && export QUIVER_BASE_IMAGE=$$base && $(COMPOSE) build && $(COMPOSE) up $(ARGS)
+
+down: ## Take the pipeline of `make up` down, with its data
+	@$(COMPOSE) down --volumes --remove-orphans
 
 clean: ## Remove what the other targets made, .venv included
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -8,8 +8,11 @@ import os
 import platform
 import sys
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
@@ -21,41 +24,75 @@ RESULTS = Path(__file__).with_name("results.json")
 
 def describe_machine() -> str:
     """What the figures were measured on."""
-    return f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+    return (
+        f"{_processor()}, {os.cpu_count()} cores, {memory} GiB, Linux {platform.release()},"
+        f" Python {platform.python_version()}, pyarrow {pa.__version__}"
+    )
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def show(console: Console, results: dict[Bar, Result]) -> None:
-    table = Table(title=f"Quiver against its references ({describe_machine()})")
+    """The table."""
+    table = Table(title="Quiver against its references", caption=describe_machine())
     for heading in ("bar", "what", "ratio", "spread", "Quiver", "reference", "mark / goal"):
-        table.add_column(heading, justify="left" if heading in ("bar", "what") else "right")
+        table.add_column(
+            heading, justify="left" if heading in ("bar", "what") else "right", min_width=4
+        )
     for bar, result in results.items():
-        reached = result.ratio >= bar.mark
+        sign = "≤" if bar.lower_is_better else "≥"
+        colour = "green" if bar.reached(result.ratio) else "yellow"
         table.add_row(
             bar.name,
             f"{bar.what}\n[dim]against {bar.reference_name}[/]",
-            f"[{'green' if reached else 'yellow'}]{result.ratio:.2f}[/]",
+            f"[{colour}]{result.ratio:.2f}[/]",
             f"{result.low:.2f} to {result.high:.2f}",
-            f"{result.value:,.0f} {bar.unit}",
-            f"{result.reference:,.0f} {bar.unit}",
-            f"{bar.mark:g} / {bar.goal:g}",
+            f"{figure(result.value)} {bar.unit}",
+            f"{figure(result.reference)} {bar.unit}",
+            f"{sign} {bar.mark:g} / {bar.goal:g}",
         )
     console.print(table)
 
 
-def save(results: dict[Bar, Result]) -> None:
+def figure(value: float) -> str:
+    """A number as people like to read it."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def as_json(bar: Bar, result: Result) -> dict[str, Any]:
+    """One bar of ``results.json``."""
+    return {
+        "ratio": round(result.ratio, 3),
+        "low": round(result.low, 3),
+        "high": round(result.high, 3),
+        "unit": bar.unit,
+        "value": float(f"{result.value:.4g}"),
+        "reference_value": float(f"{result.reference:.4g}"),
+        "reference": bar.reference_name,
+        "what": bar.what,
+        "mark": bar.mark,
+        "goal": bar.goal,
+        "lower_is_better": bar.lower_is_better,
+        "reached": bar.reached(result.ratio),
+        **result.notes,
+        "machine": describe_machine(),
+        "measured": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def save(bar: Bar, result: Result) -> None:
+    """Keep a result, beside those of other bars; at once, since all of them take long."""
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for bar, result in results.items():
-        known[bar.name] = {
-            "ratio": round(result.ratio, 3),
-            "low": round(result.low, 3),
-            "high": round(result.high, 3),
-            "unit": bar.unit,
-            "value": round(result.value, 1),
-            "reference_value": round(result.reference, 1),
-            "reference": bar.reference_name,
-            "machine": describe_machine(),
-        }
-    RESULTS.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+    known[bar.name] = as_json(bar, result)
+    order = {one.name: number for number, one in enumerate(BARS)}
+    ordered = dict(sorted(known.items(), key=lambda item: order.get(item[0], len(order))))
+    RESULTS.write_text(json.dumps(ordered, indent=2) + "\n")
 
 
 def main() -> int:
@@ -73,11 +110,14 @@ def main() -> int:
     results: dict[Bar, Result] = {}
     with tempfile.TemporaryDirectory(dir=options.dir or Path.cwd(), prefix=".bench-") as root:
         for bar in bars:
+            if not bar.is_possible:
+                console.print(f"{bar.name} is left out: it needs {bar.needs}")
+                continue
             with console.status(f"{bar.name}: {bar.what}"):
                 results[bar] = run_bar(bar, QUICK if options.quick else FULL, Path(root))
+            if not options.quick:
+                save(bar, results[bar])
     show(console, results)
-    if not options.quick:
-        save(results)
     return 0
 
 

@@ -87,6 +87,10 @@ ADVICE: Final[Mapping[str, Advice]] = {
     ),
     "unknown_subscriber": Advice("No such subscriber.", "Register it first."),
     "unknown_bundle": Advice("This ref was never given out.", "Check stream and ref."),
+    "stage_not_found": Advice(
+        "No finished attempt of that name: never finished, aborted, expired, or damaged.",
+        "Write it again under a new attempt name, then commit that.",
+    ),
     "bundle_gone": Advice(
         "It was here; `outcome` says what became of it.",
         "Nothing, or keep more: `retention.keep_after_finish`.",
@@ -100,6 +104,22 @@ ADVICE: Final[Mapping[str, Advice]] = {
         "A subscriber stopped at poison, as its policy says.",
         "Ack or reject the bundle, or seek: [see](#a-subscriber-that-stands-still).",
         Fault.OPERATOR,
+    ),
+    # Staged writes
+    "stage_incomplete": Advice(
+        "`finish_stage` counts other bundles than the stage holds.",
+        "A message was lost: write the attempt again under another name.",
+        Fault.CALLER,
+    ),
+    "stage_ended": Advice(
+        "The attempt was aborted, or its transaction committed without it.",
+        "Nothing: another attempt won. Else write it again.",
+        Fault.CALLER,
+    ),
+    "already_committed": Advice(
+        "Staging for a transaction that is committed.",
+        "Nothing: its rows are there. A new write needs a new version.",
+        Fault.CALLER,
     ),
     # Not now
     "backpressure": Advice(

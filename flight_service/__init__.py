@@ -6,6 +6,7 @@
 ``client``     the Python client on top of ``protocol``
 ``cli``        the commands that need a server
 ``commands``   … and the door through which they join ``quiver``
+``health``     … and one of them that costs next to nothing, for container engines
 =============  ==================================================================
 
 ``protocol`` and ``client`` never import :mod:`quiver`: whoever talks to a server needs

@@ -12,7 +12,17 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Add all commands to ``quiver``."""
-    from flight_service.cli import bench, completion, get, put, serve, status, streams, subscribe
+    from flight_service.cli import (
+        bench,
+        completion,
+        get,
+        health,
+        put,
+        serve,
+        status,
+        streams,
+        subscribe,
+    )
 
-    for room in (serve, put, get, subscribe, streams, status, bench, completion):
+    for room in (serve, put, get, subscribe, streams, status, health, bench, completion):
         room.register(app)

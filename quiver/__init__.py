@@ -20,13 +20,16 @@ readable) → ``subscriber`` (made delivered).  Imports point downwards in this 
 ``opening`` ``engine``                   ``open()``, and the store people use
 ``subscription``                         a subscriber's view of it
 ``assembly`` ``puts`` ``status``         introduces the parts; takes puts in; tells how it is
-``membership``                           subscribers that come and go
+``committing`` ``membership``            transactions as a whole; subscribers that come and go
 ``upkeep`` ``delivery`` ``background``   when what is due; who gets what next; the threads
 ``sealing`` ``sweeping`` ``records``     writes segments; deletes, on record; the small files
 ``admission`` ``ingest`` ``preparing``   is there room; under the lock; before the lock
+``staging`` ``merging`` ``publishing``   transactions: written, put together, made segments
 ``reading`` ``lag`` ``parts``            a bundle by its ref; how far behind; what is shared
+``schemas``                              which schemas the slots have, from directories
 ``recovery`` ``survey`` ``replay``       from what a crash left to a store; ``fsck``: offline
 ``tail`` ``receipt`` ``window``          what is in memory; answers; keys; ``ledger``: losses
+``stages`` ``transactions``              what is staged; which versions are committed
 ``wal`` ``segment`` ``subscriber``       the three steps, which don't know each other
 ``format`` ``disk``                      bytes ↔ values; the only door to the system
 ``retention`` ``budget`` ``memory``      pure policy: what may go, what may come in
@@ -37,6 +40,7 @@ readable) → ``subscriber`` (made delivered).  Imports point downwards in this 
 from quiver.background import Background
 from quiver.budget import DiskBudget
 from quiver.clock import Clock, ManualClock, SystemClock
+from quiver.committing import Committed
 from quiver.config import Config
 from quiver.engine import Store
 from quiver.errors import Backpressure, QuiverError, Reason
@@ -47,6 +51,8 @@ from quiver.memory import MemoryBudget
 from quiver.opening import open
 from quiver.otap import OTAP_SLOTS
 from quiver.receipt import Receipt
+from quiver.stages import Staged, StageInfo
+from quiver.staging import Stage
 from quiver.status import StoreStatus
 from quiver.subscriber.handle import ClaimedBundle
 from quiver.subscriber.state import Outcome
@@ -61,6 +67,7 @@ __all__ = [
     "BundleRef",
     "ClaimedBundle",
     "Clock",
+    "Committed",
     "Config",
     "DiskBudget",
     "Lag",
@@ -71,6 +78,9 @@ __all__ = [
     "QuiverError",
     "Reason",
     "Receipt",
+    "Stage",
+    "StageInfo",
+    "Staged",
     "Store",
     "StoreStatus",
     "Subscription",

@@ -51,8 +51,11 @@ class Admission:
         if self._memory is not None:
             self._memory.measure(self._parts.clock.monotonic(), again=again)
 
-    def refusal(self, size: int) -> Backpressure | None:
-        """Whether so many more bytes may come in. Called with the ingest lock held."""
+    def refusal(self, size: int, *, logged: bool = True) -> Backpressure | None:
+        """Whether so many more bytes may come in. Called with the ingest lock held.
+
+        What is staged (``logged`` is false) is written once, not into the log as well.
+        """
         if self._memory is not None and self._memory.full:
             self._early = True
             return Backpressure(
@@ -63,7 +66,7 @@ class Admission:
         marks = self._parts.share.marks
         if marks is None:
             return None
-        need = cost(size, self._parts.config.durability)
+        need = cost(size, self._parts.config.durability) if logged else size
         decision = judge(self._parts.usage(), need, marks, evictable=self._sweeping.evictable)
         if decision.verdict is Verdict.ADMIT:
             return None

@@ -30,6 +30,7 @@ from quiver.reading import Reader
 from quiver.recovery import Recovered
 from quiver.replay import Replay
 from quiver.segment.accumulator import OpenSegment
+from quiver.staging import Staging
 from quiver.tail import Tail
 from quiver.upkeep import Upkeep
 from quiver.waiting import SealWait
@@ -56,6 +57,7 @@ class Assembly:
     preparation: Preparation
     commits: Commits | None
     seal_wait: SealWait
+    staging: Staging
     upkeep: Upkeep
     delivery: Delivery
     memory: MemoryShare | None
@@ -88,6 +90,8 @@ def assemble(
     lock = threading.Lock()
     tail = Tail(config.segment, recovered.next_segment)
     tail.adopt(recovered.segments)
+    for commit in recovered.commits:
+        tail.reserve(commit, durable=True)
     wal = None
     if config.durability == "wal":
         wal = WalWriter(
@@ -111,6 +115,7 @@ def assemble(
         last_ts=recovered.last_ts,
         preparation=preparation,
         window=recovered.window,
+        transactions=recovered.transactions,
         tail=tail,
         wal=wal,
         waiter=commits or seal_wait,
@@ -132,22 +137,25 @@ def assemble(
         ledger=recovered.ledger,
         reserve=Reserve(disk, config.reserve),
         share=(budget or DiskBudget(config.retention.size_cap)).register(where, config),
+        stages=recovered.stages,
         metrics=metrics,
         log=log,
     )
-    share = None if memory is None else memory.join(lambda: tail.nbytes)
+    share = None if memory is None else memory.join(lambda: tail.nbytes + parts.stages.memory)
+    staging = Staging(parts, preparation)
     upkeep = Upkeep(
         parts,
         floor=recovered.floor,
         state=recovered.state,
         memory=share,
+        staging=staging,
         rebuild=lambda seq: _from_log(parts, seq),
         on_sealed=seal_wait.tell,
     )
     reader = Reader(tail, recovered.catalog, upkeep.sweeping.lose)
     delivery = Delivery(recovered.registry, reader, recovered.slots, clock, metrics)
     _watch_gauges(parts, where)
-    return Assembly(parts, preparation, commits, seal_wait, upkeep, delivery, share)
+    return Assembly(parts, preparation, commits, seal_wait, staging, upkeep, delivery, share)
 
 
 def _from_log(parts: Parts, seq: int) -> OpenSegment | None:
@@ -184,6 +192,9 @@ def _watch_gauges(parts: Parts, where: str) -> None:
     gauge(m.SEGMENT_COUNT).watch(lambda: len(parts.catalog))
     gauge(m.SEGMENT_MAPPED).watch(lambda: parts.catalog.open_readers)
     gauge(m.SEGMENT_DISK_BYTES).watch(lambda: parts.usage().segments)
+    gauge(m.STAGES).watch(lambda: len(parts.stages))
+    gauge(m.STAGE_DISK_BYTES).watch(lambda: parts.stages.file_bytes)
+    gauge(m.STAGE_MEMORY_BYTES).watch(lambda: parts.stages.memory)
     gauge(m.WAL_BYTES).watch(lambda: parts.usage().log)
     gauge(m.POISONED).watch(lambda: parts.disk.poison.cause is not None)
     gauge(m.CORE_BYTES, core_id=where).watch(lambda: parts.usage().on_disk)

@@ -59,6 +59,8 @@ class Usage:
     segments: int = 0
     log: int = 0
     reserve: int = 0
+    stages: int = 0
+    """Staged files: not committed, or not segments yet."""
     mapped: int = 0
     """Deleted files that a reader still maps: the file system has not freed them."""
     unwritten: int = 0
@@ -66,7 +68,7 @@ class Usage:
 
     @property
     def on_disk(self) -> int:
-        return self.segments + self.log + self.reserve + self.mapped
+        return self.segments + self.log + self.reserve + self.stages + self.mapped
 
     @property
     def committed(self) -> int:

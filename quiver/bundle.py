@@ -2,8 +2,8 @@
 
 A *bundle* is up to 64 optional slots with one record batch each, plus an optional
 idempotency key and small attributes.  :class:`SlotTable` gives slot names their ids;
-:func:`check_bundle` refuses what can't be kept before anything is encoded or written,
-and names the limit that was hit.  Inside the store everything is already valid.
+the checks refuse what can't be kept before anything is encoded or written, and name the
+limit that was hit.  Inside the store everything is already valid.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ class SlotTable:
         return iter(self._ids)
 
 
-def check_slots(slots: object) -> Mapping[object, object]:
+def check_slots(slots: BySlot[T]) -> BySlot[T]:
     """A bundle is a mapping, and not too large a one."""
-    if not isinstance(slots, Mapping):
+    if not isinstance(slots, dict) and not isinstance(slots, Mapping):
         raise InvalidBundle(
             f"a bundle is a mapping of slot to record batch, not {type(slots).__name__}.",
             advice='Try {"Logs": batch}.',
@@ -123,16 +123,12 @@ def check_slots(slots: object) -> Mapping[object, object]:
     return slots
 
 
-def check_bundle(slots: object, limits: LimitsConfig, validation: str) -> None:
-    """Refuse a bundle that is malformed or over a limit; nothing has been kept yet."""
-    for slot, batch in check_slots(slots).items():
-        if not isinstance(batch, pa.RecordBatch):
-            hint = "Use table.to_batches()." if isinstance(batch, pa.Table) else ""
-            raise InvalidBundle(
-                f"slot {slot!r} holds a {type(batch).__name__}, not a RecordBatch.", advice=hint
-            )
-        check_schema(batch.schema, limits)
-        validate(slot, batch, validation)
+def not_a_batch(slot: object, value: object) -> InvalidBundle:
+    """A slot holds something else."""
+    hint = "Use table.to_batches()." if isinstance(value, pa.Table) else ""
+    return InvalidBundle(
+        f"slot {slot!r} holds a {type(value).__name__}, not a RecordBatch.", advice=hint
+    )
 
 
 def check_schema(schema: pa.Schema, limits: LimitsConfig) -> None:

@@ -162,6 +162,12 @@ class Delivery:
         self._metrics.counter(m.SUBSCRIBER_ACKED, subscriber=subscriber.name).add()
         return outcome
 
+    def ack_before(self, subscriber: Subscriber, ref: BundleRef) -> int:
+        self._check_open()
+        acked = subscriber.ack_before(ref)
+        self._metrics.counter(m.SUBSCRIBER_ACKED, subscriber=subscriber.name).add(acked)
+        return acked
+
     def reject(self, subscriber: Subscriber, ref: BundleRef, reason: str) -> Outcome:
         self._check_open()
         outcome = subscriber.reject(ref)

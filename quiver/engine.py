@@ -26,6 +26,7 @@ from quiver.background import Background
 from quiver.budget import DiskBudget
 from quiver.bundle import BySlot
 from quiver.clock import Clock, SystemClock
+from quiver.committing import Committed, Committing
 from quiver.config import Config
 from quiver.delivery import Start
 from quiver.disk.disk import Disk
@@ -39,6 +40,7 @@ from quiver.events import (
     get_logger,
 )
 from quiver.format.record import BundleMeta, EncodedSlot
+from quiver.format.state import Loss
 from quiver.ids import BundleRef
 from quiver.lag import Lag
 from quiver.membership import Membership
@@ -47,6 +49,10 @@ from quiver.metrics import Metrics
 from quiver.puts import Puts
 from quiver.receipt import Receipt
 from quiver.recovery import Report, Watch, recover
+from quiver.schemas import Schemas
+from quiver.segment.info import SegmentInfo
+from quiver.stages import Staged, StageInfo
+from quiver.staging import Stage
 from quiver.status import StoreStatus, take_status
 from quiver.subscriber.state import Order
 from quiver.subscriber.subscriber import Status
@@ -112,8 +118,12 @@ class Store:
         self._tail, self._ingest, self._registry = parts.tail, parts.ingest, parts.registry
         self._upkeep, self._delivery = assembly.upkeep, assembly.delivery
         self._reader = assembly.delivery.reader
-        self._puts = Puts(parts, self._upkeep, self._commits, self)
+        self._schemas = Schemas(disk, self._reader, parts.slots)
+        self._puts = Puts(parts, self._upkeep, self._commits, assembly.seal_wait, self)
         self._members = Membership(parts, self._upkeep, self._delivery)
+        self._staging = assembly.staging
+        self._staging.admit = self._puts.admit
+        self._committing = Committing(parts, self._upkeep, self._staging)
         self._durable_bytes = self.metrics.counter(m.INGEST_DURABLE_BYTES)
         disk.poison.on_trip = self._on_poison
         try:
@@ -152,13 +162,15 @@ class Store:
         content_hash: bytes | None = None,
         event_time: tuple[int, int] | None = None,
         timeout: float = 0.0,
+        awaited: bool = False,
     ) -> Receipt:
         """Take a bundle in. Returns at once with its ref; ``receipt.wait()`` until durable.
 
         A repeat of ``key`` returns the first bundle's ref instead.  ``event_time`` is the
         lowest and highest in the bundle, in ns, where no column is declared for it.  When the
         store can't take more right now it raises :class:`~quiver.errors.Backpressure` at
-        once, or after waiting for room for ``timeout`` seconds.
+        once, or after waiting for room for ``timeout`` seconds.  ``awaited`` promises that
+        another thread waits for receipts all the time: then it does the log's work.
         """
         return self._puts.put(
             lambda: self._assembly.preparation.prepare(
@@ -170,6 +182,7 @@ class Store:
                 event_time=event_time,
             ),
             timeout,
+            awaited=awaited,
         )
 
     def put_ipc(
@@ -182,6 +195,7 @@ class Store:
         content_hash: bytes | None = None,
         event_time: tuple[int, int] | None = None,
         timeout: float = 0.0,
+        awaited: bool = False,
     ) -> Receipt:
         """As :meth:`put`, for slots that are Arrow IPC streams already: kept as they came."""
         return self._puts.put(
@@ -194,7 +208,51 @@ class Store:
                 event_time=event_time,
             ),
             timeout,
+            awaited=awaited,
         )
+
+    # Transactions: bundles that are seen together, or not at all
+
+    def stage(self, app: str, version: int, attempt: str) -> Stage:
+        """Begin to write a part of a transaction: put into it, then ``finish()`` it.
+
+        ``attempt`` is new each time that the part is tried; the commit names those that
+        count.  Nothing of it is seen before that.
+        """
+        self._check_open()
+        return self._staging.begin(app, version, attempt)
+
+    def staged(self, app: str, version: int, attempt: str) -> Staged:
+        """What an attempt holds that was finished, also before a restart."""
+        self._check_open()
+        return self._committing.staged(app, version, attempt)
+
+    def stages(self) -> list[StageInfo]:
+        """All stages that are neither committed nor aborted."""
+        return self._committing.stages()
+
+    def committed(self, app: str) -> int | None:
+        """The last version that an app has committed; ``None`` if it has none."""
+        self._check_open()
+        return self._committing.committed(app)
+
+    def commit(self, app: str, version: int, attempts: Sequence[str]) -> Committed:
+        """Make what these attempts have staged seen, all of it at once and once only.
+
+        Versions of an app only rise: one that was committed before, or that lies before the
+        last one, is answered with ``repeated`` and changes nothing.  Stages of the
+        transaction that are not named go.
+        """
+        self._check_open()
+        return self._committing.commit(app, version, attempts)
+
+    def abort(self, app: str, version: int, attempts: Sequence[str] | None = None) -> int:
+        """Remove a transaction's stages, or these attempts of it; how many.
+
+        One that is committed stays as it is.
+        """
+        self._check_open()
+        return self._committing.abort(app, version, attempts)
 
     def _on_durable(self, before: int) -> None:
         """A group is on disk: its bundles may be delivered. Called with the lock held."""
@@ -348,6 +406,25 @@ class Store:
         """All segments with how many bundles of each can be read, oldest first."""
         return self._registry.visible()
 
+    @property
+    def end(self) -> BundleRef:
+        """The position behind all that can be read: nothing appears before it any more."""
+        return self._registry.end
+
+    def segment_info(self, seq: int) -> SegmentInfo | None:
+        """A written segment in a few numbers; ``None`` for one that is still in memory."""
+        return self._reader.info(seq)
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """What went before everyone had finished it, as far as the ledger tells it one by one."""
+        return self._parts.ledger.losses
+
+    def schemas(self, first_segment: int = 0) -> dict[str, list[pa.Schema]]:
+        """Every schema of each slot, by name, learnt without reading any data."""
+        self._check_open()
+        return self._schemas.by_slot(self.segment_sequences(), first_segment)
+
     def status(self) -> StoreStatus:
         """How the store is doing: print it, or ``as_dict()`` for JSON."""
         return take_status(self.where, self._parts, self._upkeep, self._members, self.report)
@@ -430,7 +507,8 @@ class Store:
         if self._closed is not None:
             return False
         commits = self._commits
-        if commits is not None and commits.gather and commits.due():
+        # Without `interval` too: who promised to wait may be held up by a slow client.
+        if commits is not None and (commits.due() if commits.gather else commits.left_over()):
             background.flush_soon(self)
         self._upkeep.admission.measure()
         if self._upkeep.is_due():
@@ -484,6 +562,7 @@ class Store:
             last.callback(self._assembly.seal_wait.tell)
             self._delivery.closed = closed
             self._puts.stopping.set()
+            self._staging.shut(closed)
             self._upkeep.shut(closed)
             self._registry.shut(closed)
             self._ingest.give_up(StoreClosed("the store was closed before this was durable."))

@@ -17,6 +17,7 @@ as they are).
     ├── NotFound                     it isn't here
     │   ├── UnknownSubscriber
     │   ├── UnknownBundle            this ref was never given out
+    │   ├── StageNotFound            no finished attempt of that name: write it again
     │   └── BundleGone               it was here: acked, dropped or expired since
     ├── Busy                         it can be had, but not now
     │   ├── Backpressure             the store can't take more right now: retry later
@@ -138,6 +139,12 @@ class BundleGone(NotFound):
     """``details['outcome']`` says what became of it: acked, dropped, deleted, lost."""
 
     code = "bundle_gone"
+
+
+class StageNotFound(NotFound):
+    """An attempt that was never finished, or is aborted, expired or damaged since."""
+
+    code = "stage_not_found"
 
 
 class Busy(QuiverError):

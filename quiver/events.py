@@ -46,6 +46,11 @@ SUBSCRIBER_ORPHANED: Final = "quiver.subscriber.orphaned"
 PROGRESS_DAMAGED: Final = "quiver.subscriber.progress_damaged"
 BUNDLE_REJECTED: Final = "quiver.bundle.rejected"
 FOREIGN_ADOPTED: Final = "quiver.recovery.foreign_log_adopted"
+TRANSACTION_COMMITTED: Final = "quiver.transaction.committed"
+TRANSACTION_ABORTED: Final = "quiver.transaction.aborted"
+STAGE_EXPIRED: Final = "quiver.stage.expired"
+STAGE_DAMAGED: Final = "quiver.stage.damaged"
+STAGE_LEFT_BEHIND: Final = "quiver.stage.left_behind"
 BACKGROUND_FAILED: Final = "quiver.background.failed"
 
 

@@ -7,24 +7,31 @@ becomes durable by group commit, which never holds the lock over I/O.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
 
 from quiver import metrics as m
 from quiver.clock import Clock, IngestionClock
 from quiver.config import Config
 from quiver.errors import Backpressure, IoFault, QuiverError, Reason
+from quiver.format.commit import Commit, CommittedFile, encode_commit
 from quiver.format.record import BundleMeta
 from quiver.format.state import KeyRecord
 from quiver.format.wal_entry import (
+    COMMIT,
     SLOT_NAME,
     control_size,
+    encode_control,
     encode_slot_name,
     seal_bundle,
 )
 from quiver.metrics import Metrics
 from quiver.preparing import Preparation, Prepared
 from quiver.receipt import DuplicateReceipt, Receipt, Waiter
-from quiver.tail import Tail
+from quiver.tail import Tail, Trigger
+from quiver.transactions import Transactions, record_of
+from quiver.wal.staging import Completable
 from quiver.wal.writer import WalWriter
 from quiver.window import KeyWindow
 
@@ -41,6 +48,7 @@ class Ingest:
         last_ts: int,
         preparation: Preparation,
         window: KeyWindow,
+        transactions: Transactions,
         tail: Tail,
         wal: WalWriter | None,
         waiter: Waiter,
@@ -53,6 +61,7 @@ class Ingest:
         self._clock = clock
         self._times = IngestionClock(clock, last_ts)
         self.window = window
+        self.transactions = transactions
         self._tail = tail
         self._wal = wal
         self._waiter = waiter
@@ -103,17 +112,32 @@ class Ingest:
         if refusal is not None:
             return refusal
         try:
-            self._log_names()
+            if self._unlogged_names:
+                self._log_names()
             return self._place(prepared)
         except QuiverError:
             raise
         except BaseException as exc:
-            # An interrupt: the log may have an entry that memory lacks, and the next bundle
-            # would get its ref.  What was staged before is as good as ever.
-            self.closed = IoFault(
-                f"a put was interrupted half way: {exc!r}.",
-                advice="Close the store and open it again; nothing that was durable is lost.",
-            )
+            self._cut_short("a put", exc)
+            raise
+
+    def _cut_short(self, what: str, exc: BaseException) -> None:
+        """An interrupt: the log may have an entry that memory lacks, and the next bundle would
+        get its ref.  What was staged before is as good as ever."""
+        self.closed = IoFault(
+            f"{what} was interrupted half way: {exc!r}.",
+            advice="Close the store and open it again; nothing that was durable is lost.",
+        )
+
+    @contextmanager
+    def _whole(self, what: str) -> Iterator[None]:
+        """The log and memory take something in together, or no more is taken in at all."""
+        try:
+            yield
+        except QuiverError:
+            raise
+        except BaseException as exc:
+            self._cut_short(what, exc)
             raise
 
     def _repeat(self, key: str, content_hash: bytes) -> Receipt | None:
@@ -145,13 +169,10 @@ class Ingest:
                     f"{staged:,} bytes are accepted and not yet durable",
                     retry_after_ms=5,
                 )
-            if not wal.room_for(size + self._names_size()):
-                return Backpressure(
-                    Reason.WAL_FULL,
-                    f"the log is at its cap of {config.wal.max_size:,} bytes or"
-                    f" {config.wal.max_rotated_files} files",
-                    retry_after_ms=50,
-                )
+            names = self._names_size() if self._unlogged_names else 0
+            refusal = self._no_log_room(size + names)
+            if refusal is not None:
+                return refusal
         if tail.open is None and tail.segment_count >= config.segment.max_unfinalized:
             return Backpressure(
                 Reason.ROLLOVER,
@@ -159,6 +180,17 @@ class Ingest:
                 retry_after_ms=20,
             )
         return self._refuse_by_budget(size)
+
+    def _no_log_room(self, size: int) -> Backpressure | None:
+        limits = self._config.wal
+        if self._wal is None or self._wal.room_for(size):
+            return None
+        return Backpressure(
+            Reason.WAL_FULL,
+            f"the log is at its cap of {limits.max_size:,} bytes or"
+            f" {limits.max_rotated_files} files",
+            retry_after_ms=50,
+        )
 
     def _names_size(self) -> int:
         return sum(control_size(encode_slot_name(i, n)) for n, i in self._unlogged_names.items())
@@ -216,9 +248,58 @@ class Ingest:
         self._bytes.add(prepared.nbytes)
         return receipt
 
+    # Transactions: the caller holds the lock
+
+    def stage_names(self) -> bool | Backpressure:
+        """See to it that every slot name given out is in the log; whether some still are to be.
+
+        A staged file outlives the process, so an id in it must never get another name.
+        """
+        if self.closed is not None:
+            raise self.closed
+        if self._unlogged_names:
+            refusal = self._no_log_room(self._names_size())
+            if refusal is not None:
+                return refusal
+            with self._whole("staging"):
+                self._log_names()
+        return bool(self._staged_names)
+
+    def stage_commit(
+        self,
+        app: str,
+        version: int,
+        files: Sequence[CommittedFile],
+        receipt: Completable,
+    ) -> Commit | Backpressure:
+        """Give a transaction its place in the log and its segments their numbers.
+
+        The open segment is closed before: numbers rise as sequences do.
+        """
+        if self.closed is not None:
+            raise self.closed
+        wal, tail = self._wal, self._tail
+        assert wal is not None, "only a store with a log has transactions"
+        payload = encode_commit(app, version, tail.next_segment, files)
+        refusal = self._no_log_room(control_size(payload))
+        if refusal is not None:
+            return refusal
+        with self._whole("a commit"):
+            ts, sequence = self._times.next_ns(), wal.next_sequence
+            entry = encode_control(
+                COMMIT, payload, sequence=sequence, synced_before=wal.durable_before, ts=ts
+            )
+            tail.close(Trigger.COMMIT)
+            commit = Commit(app, version, sequence, ts, tail.next_segment, tuple(files))
+            wal.stage([entry], len(entry), sequence, commit.end_segment - 1, receipt)
+            tail.reserve(commit)
+            self.transactions.stage(record_of(commit))
+            return commit
+
     def rollback(self, sequence: int) -> None:
         """Undo everything from ``sequence`` on: it was never written. Lock held."""
         self.window.forget_from(sequence)
+        self.transactions.rollback(sequence)
         self._oldest = None
         for key, receipt in list(self._inflight.items()):
             if receipt.sequence >= sequence:
@@ -229,10 +310,10 @@ class Ingest:
 
     def settle(self, before: int) -> None:
         """Everything below ``before`` is durable: repeats need not wait for it. Lock held."""
+        self.transactions.settle(before)
         if self._inflight:
-            for key, receipt in list(self._inflight.items()):
-                if receipt.sequence >= before:
-                    break
+            durable = takewhile(lambda one: one[1].sequence < before, self._inflight.items())
+            for key, _ in list(durable):
                 del self._inflight[key]
         while self._staged_names and self._staged_names[0][0] < before:
             self._staged_names.pop(0)

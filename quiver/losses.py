@@ -15,12 +15,15 @@ from quiver.survey import Basics
 
 
 def count_lost(
-    seq: int, basics: Basics, segments: Sequence[SegmentInfo]
+    seq: int, basics: Basics, segments: Sequence[SegmentInfo], committed: int | None = None
 ) -> tuple[int, dict[str, int]]:
-    """The bundles of a lost segment: in all, and those each subscriber had not finished."""
+    """The bundles of a lost segment: in all, and those each subscriber had not finished.
+
+    ``committed`` is what the log says of a transaction's segment, if it still says so.
+    """
     known = {name: one for name, one in basics.progress.items() if isinstance(one, Progress)}
     seen = [one.entries[seq].bundle_count for one in known.values() if seq in one.entries]
-    total = max(seen, default=0) or _unaccounted(seq, segments)
+    total = committed or max(seen, default=0) or _unaccounted(seq, segments)
     left = {name: _unfinished(seq, one, total) for name, one in known.items()}
     return total, {name: count for name, count in left.items() if count}
 

@@ -78,6 +78,16 @@ INGEST_REFUSED = _counter("quiver.ingest.refused_total", "Bundles that can't be 
 INGEST_THROTTLE = _counter("quiver.ingest.throttle_total", "Puts told to wait.", "reason")
 INGEST_SECONDS = _seconds("quiver.ingest.seconds", "From put to accepted.")
 INGEST_DURABLE_SECONDS = _seconds("quiver.ingest.durable_seconds", "From put to durable.")
+# staged writes
+STAGE_BUNDLES = _counter("quiver.stage.bundles_total", "Bundles staged.")
+STAGE_BYTES = _counter("quiver.stage.bytes_total", "Payload bytes staged.")
+STAGES = _gauge("quiver.stage.count", "Stages that are neither committed nor aborted.")
+STAGE_DISK_BYTES = _gauge("quiver.stage.disk_bytes", "Size of all staged files.")
+STAGE_MEMORY_BYTES = _gauge("quiver.stage.memory_bytes", "Staged payload bytes in memory.")
+STAGES_EXPIRED = _counter("quiver.stage.expired_total", "Stages removed since nobody came.")
+TRANSACTIONS = _counter("quiver.transaction.commits_total", "Commits answered.", "outcome")
+TRANSACTION_ABORTS = _counter("quiver.transaction.aborts_total", "Transactions aborted.")
+TRANSACTION_SECONDS = _seconds("quiver.transaction.commit_seconds", "One commit.")
 # log
 WAL_BYTES_WRITTEN = _counter("quiver.wal.bytes_total", "Bytes written to the log.")
 WAL_SYNCS = _counter("quiver.wal.syncs_total", "Groups written and synced.")
@@ -120,6 +130,10 @@ SUBSCRIBER_LAG_SECONDS = _gauge(
     "quiver.subscriber.lag_seconds", "Age of the oldest unfinished bundle.", "subscriber"
 )
 PROGRESS_WRITES = _counter("quiver.subscriber.progress_writes_total", "Progress files written.")
+# reading over a service
+SENT_BYTES = _counter(
+    "quiver.sent.bytes_total", "Bytes of batches handed to readers, after projection."
+)
 # retention and budget
 GC_EVICTIONS = _counter("quiver.gc.evictions_total", "Segments deleted.", "reason")
 GC_BYTES = _counter("quiver.gc.bytes_total", "Bytes deleted.", "reason")
@@ -253,7 +267,11 @@ class Metrics:
     ) -> _I:
         if metric.kind is not kind:
             raise TypeError(f"{metric.name} is a {metric.kind}, not a {kind}")
-        key = _key(metric, labels)
+        key = _key(metric, labels) if labels or metric.labels else ()
+        known = self._series.get(metric)
+        found = None if known is None else known.get(key)
+        if found is not None:
+            return cast(_I, found)
         with self._lock:
             series = self._series.setdefault(metric, {})
             if key not in series and len(series) >= MAX_SERIES:

@@ -22,6 +22,7 @@ from quiver.ingest import Ingest
 from quiver.ledger import Ledger
 from quiver.metrics import Metrics
 from quiver.segment.catalog import Catalog
+from quiver.stages import StageTable
 from quiver.subscriber.registry import Registry
 from quiver.tail import Tail
 from quiver.wal.writer import WalWriter
@@ -45,6 +46,7 @@ class Parts:
     ledger: Ledger
     reserve: Reserve
     share: Share
+    stages: StageTable
     metrics: Metrics
     log: BoundLogger
 
@@ -54,8 +56,9 @@ class Parts:
             segments=self.catalog.file_bytes,
             log=0 if self.wal is None else self.wal.bytes_on_disk,
             reserve=self.reserve.held,
+            stages=self.stages.file_bytes,
             mapped=self.catalog.unlinked_bytes,
-            unwritten=self.tail.nbytes,
+            unwritten=self.tail.nbytes + self.stages.memory,
         )
 
     def growing(self) -> int:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, cast
 
 import blake3
 import pyarrow as pa
@@ -18,25 +17,25 @@ from quiver.bundle import (
     BySlot,
     SlotTable,
     check_attributes,
-    check_bundle,
     check_key,
     check_schema,
     check_slots,
+    not_a_batch,
     validate,
 )
 from quiver.config import Config
 from quiver.errors import InvalidBundle, LimitExceeded
 from quiver.event_time import check_range, event_range, merge_ranges
-from quiver.format.ipc import EncodedBatch, encode_batch, parse_stream
+from quiver.format.ipc import EncodedBatch, encode_batch, parse_stream, schema_message
 from quiver.format.record import FINGERPRINT_SIZE, NO_ATTRIBUTES, EncodedSlot
-from quiver.format.wal_entry import BundleExtras, PreparedBody, prepare_bundle
+from quiver.format.schema import SchemaMessage
+from quiver.format.wal_entry import NO_EXTRAS, BundleExtras, PreparedBody, prepare_bundle
 from quiver.ids import slot_name
 
 CONTENT_HASH_SIZE: Final = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A bundle that is ready to be given its place."""
 
     slots: Sequence[EncodedSlot]
@@ -45,11 +44,8 @@ class Prepared:
     ext: bytes
     rows: int
     nbytes: int
-
-    @property
-    def entry_size(self) -> int:
-        """Bytes it takes in the log."""
-        return self.body.entry_size(self.ext)
+    entry_size: int
+    """Bytes it takes in the log."""
 
 
 class Preparation:
@@ -62,7 +58,9 @@ class Preparation:
     def __init__(self, config: Config, slots: SlotTable, lock: threading.Lock) -> None:
         self._config = config
         self._limits = config.limits
+        self._declared = config.event_time
         self._lock = lock
+        self._last_schema: SchemaMessage | None = None
         self.slots = slots
         self.new_names: dict[str, int] = {}
 
@@ -77,8 +75,11 @@ class Preparation:
         event_time: tuple[int, int] | None = None,
     ) -> Prepared:
         """Check and encode a bundle of record batches."""
-        check_bundle(slots, self._limits, self._config.validation)
-        batches = {slot: (encode_batch(batch), batch) for slot, batch in slots.items()}
+        batches: dict[str | int, tuple[EncodedBatch, pa.RecordBatch]] = {}
+        for slot, batch in check_slots(slots).items():
+            schema = self._schema_of(slot, batch)
+            validate(slot, batch, self._config.validation)
+            batches[slot] = (encode_batch(batch, schema), batch)
         return self._prepared(batches, fingerprints, key, attributes, content_hash, event_time)
 
     def prepare_ipc(
@@ -96,11 +97,24 @@ class Preparation:
         batches: dict[str | int, tuple[EncodedBatch, pa.RecordBatch]] = {}
         for slot, data in slots.items():
             encoded = parse_stream(data, max_bytes=self._limits.max_bundle)
-            check_schema(encoded.schema.schema, self._limits)
+            if encoded.schema is not self._last_schema:
+                check_schema(encoded.schema.schema, self._limits)
+                self._last_schema = encoded.schema
             batch = encoded.decode()
             validate(slot, batch, self._config.validation)
             batches[slot] = (encoded, batch)
         return self._prepared(batches, fingerprints, key, attributes, content_hash, event_time)
+
+    def _schema_of(self, slot: str | int, batch: object) -> SchemaMessage:
+        """The schema of what should be a record batch; looked at once, not with every batch."""
+        if not isinstance(batch, pa.RecordBatch):
+            raise not_a_batch(slot, batch)
+        last = self._last_schema
+        if last is not None and last.schema.equals(batch.schema, check_metadata=True):
+            return last
+        check_schema(batch.schema, self._limits)
+        found = self._last_schema = schema_message(batch)
+        return found
 
     def _prepared(
         self,
@@ -111,10 +125,11 @@ class Preparation:
         content_hash: bytes | None,
         event_time: tuple[int, int] | None,
     ) -> Prepared:
-        nbytes = sum(encoded.payload_len for encoded, _ in batches.values())
-        self._check_sizes(nbytes, batches)
-        given: dict[str | int, bytes] = dict((fingerprints or {}).items())
-        _check_hashes(given, batches, content_hash)
+        nbytes, rows = self._check_sizes(batches)
+        given: dict[str | int, bytes] = {}
+        if fingerprints or content_hash is not None:
+            given = dict((fingerprints or {}).items())
+            _check_hashes(given, batches, content_hash)
         if key is not None:
             check_key(key, self._limits)
         if event_time is not None:
@@ -122,44 +137,45 @@ class Preparation:
         kept = check_attributes(attributes, self._limits) if attributes else NO_ATTRIBUTES
         # Only now that nothing is wrong with it: a refused bundle must not use up slot ids.
         ids = self._slot_ids(batches)
-        slots = sorted(
-            (
-                EncodedSlot(ids[slot], given.get(slot, encoded.schema.schema_hash), encoded)
-                for slot, (encoded, _) in batches.items()
-            ),
-            key=lambda slot: slot.slot,
-        )
+        slots = [
+            EncodedSlot(ids[slot], given.get(slot, encoded.schema.schema_hash), encoded)
+            for slot, (encoded, _) in batches.items()
+        ]
+        if len(slots) > 1:
+            slots.sort(key=_by_slot)
         if key is not None and content_hash is None:
             content_hash = _content_hash(slots)
-        extras = BundleExtras(
-            key=key,
-            content_hash=content_hash,
-            attributes=kept,
-            event_time=event_time
-            or self._event_time({ids[slot]: one for slot, one in batches.items()}),
-        )
-        rows = sum(s.batch.rows for s in slots)
-        return Prepared(slots, prepare_bundle(slots), extras, extras.encode(), rows, nbytes)
+        if event_time is None and self._declared:
+            event_time = self._event_time({ids[slot]: one for slot, one in batches.items()})
+        extras, ext = NO_EXTRAS, b""
+        if key is not None or content_hash is not None or kept or event_time is not None:
+            extras = BundleExtras(key, content_hash, kept, event_time)
+            ext = extras.encode()
+        body = prepare_bundle(slots)
+        return Prepared(slots, body, extras, ext, rows, nbytes, body.entry_size(ext))
 
     def _check_sizes(
-        self, nbytes: int, batches: Mapping[str | int, tuple[EncodedBatch, pa.RecordBatch]]
-    ) -> None:
+        self, batches: Mapping[str | int, tuple[EncodedBatch, pa.RecordBatch]]
+    ) -> tuple[int, int]:
+        """Bytes and rows of a bundle that keeps within the limits."""
         limits = self._limits
+        nbytes = rows = 0
+        for encoded, _ in batches.values():
+            nbytes += encoded.payload_len
+            rows += encoded.rows
+            size = len(encoded.schema.message)
+            if size > limits.max_schema_bytes:
+                raise LimitExceeded("schema bytes", size, limits.max_schema_bytes)
         if nbytes > limits.max_bundle:
             raise LimitExceeded(
                 "bundle bytes", nbytes, limits.max_bundle, advice="Send smaller batches."
             )
-        for encoded, _ in batches.values():
-            size = len(encoded.schema.message)
-            if size > limits.max_schema_bytes:
-                raise LimitExceeded("schema bytes", size, limits.max_schema_bytes)
+        return nbytes, rows
 
     def _event_time(
         self, batches: Mapping[int, tuple[EncodedBatch, pa.RecordBatch]]
     ) -> tuple[int, int] | None:
-        declared = self._config.event_time
-        if not declared:
-            return None
+        declared = self._declared
         columns = {self.slots.find(name): column for name, column in declared.items()}
         return merge_ranges(
             event_range(batch, columns[slot])
@@ -170,7 +186,7 @@ class Preparation:
     def _slot_ids(self, slots: Iterable[str | int]) -> dict[str | int, int]:
         """Ids for the slots given; a new name gets one, and its log entry with the bundle."""
         ids = {slot: self.slots.id_of(slot) for slot in slots}
-        if any(found is None for found in ids.values()):
+        if None in ids.values():
             with self._lock:
                 taken = [found for found in ids.values() if found is not None]
                 for slot in [name for name, found in ids.items() if found is None]:
@@ -182,10 +198,13 @@ class Preparation:
                         self.new_names[name] = found
                     taken.append(found)
                     ids[slot] = found
-        known = {slot: found for slot, found in ids.items() if found is not None}
-        if len(set(known.values())) != len(known):
+        if len(ids) > 1 and len(set(ids.values())) != len(ids):
             raise InvalidBundle("a slot is named twice, by name and by number.")
-        return known
+        return cast(dict[str | int, int], ids)
+
+
+def _by_slot(slot: EncodedSlot) -> int:
+    return slot.slot
 
 
 def _check_hashes(

@@ -13,13 +13,15 @@ from typing import Final
 
 from quiver import metrics as m
 from quiver.background import Background, Driven
-from quiver.errors import Backpressure, QuiverError, Reason
+from quiver.errors import Backpressure, QuiverError, Reason, StorageFull
 from quiver.events import INGEST_RESUMED, INGEST_THROTTLED
 from quiver.parts import Parts
 from quiver.preparing import Prepared
 from quiver.receipt import Receipt
+from quiver.segment.info import SEGMENTS
 from quiver.tail import Trigger
 from quiver.upkeep import Upkeep
+from quiver.waiting import SealWait
 from quiver.wal.group import Commits
 
 ASSIST_ROUNDS: Final = 4
@@ -64,11 +66,17 @@ class Puts:
     """Takes prepared bundles in."""
 
     def __init__(
-        self, parts: Parts, upkeep: Upkeep, commits: Commits | None, store: Driven
+        self,
+        parts: Parts,
+        upkeep: Upkeep,
+        commits: Commits | None,
+        sealed: SealWait,
+        store: Driven,
     ) -> None:
         self._parts = parts
         self._upkeep = upkeep
         self._commits = commits
+        self._sealed = sealed
         self._store = store
         self._throttle = Throttle(parts)
         self._seconds = parts.metrics.histogram(m.INGEST_SECONDS)
@@ -77,22 +85,58 @@ class Puts:
         self.stopping = threading.Event()
         """Ends every wait: the store closes."""
 
-    def put(self, prepare: Callable[[], Prepared], timeout: float) -> Receipt:
-        """Check, stage, and answer."""
+    def put(
+        self, prepare: Callable[[], Prepared], timeout: float, *, awaited: bool = False
+    ) -> Receipt:
+        """Check, stage, and answer.
+
+        ``awaited``: somebody is about to wait for the receipt and commits it then; waking
+        a flusher for it would only cost two threads their turns.
+        """
         began = self._parts.clock.monotonic()
-        try:
-            prepared = prepare()
-        except QuiverError as error:
-            self._parts.metrics.counter(m.INGEST_REFUSED, code=error.code).add()
-            raise
-        receipt = self._admit(prepared, began + timeout if timeout > 0 else None)
+        prepared = self._prepared(prepare)
+        receipt = self._admit(prepared, began + timeout if timeout > 0 else None, awaited)
         self._seconds.observe(self._parts.clock.monotonic() - began)
         return receipt
 
-    def _admit(self, prepared: Prepared, deadline: float | None) -> Receipt:
+    def admit(self, prepare: Callable[[], Prepared], timeout: float) -> Prepared:
+        """Check a bundle for a stage, and wait until there is room for it."""
+        parts = self._parts
+        began = parts.clock.monotonic()
+        prepared = self._prepared(prepare)
+        deadline = began + timeout if timeout > 0 else None
+        rounds = 0
+        while True:
+            seen = self._sealed.told
+            with parts.lock:
+                parts.disk.poison.check()
+                if parts.ingest.closed is not None:
+                    raise parts.ingest.closed.with_traceback(None)
+                refusal = self._upkeep.admission.refusal(prepared.nbytes, logged=False)
+            if refusal is None:
+                break
+            rounds += 1
+            if not self._make_room(refusal, rounds, deadline, seen):
+                self._throttle.refused(refusal)
+                raise refusal
+        if self._throttle.on:
+            self._throttle.accepted()
+        if self.background is not None:
+            self.background.watch(self._store)
+        return prepared
+
+    def _prepared(self, prepare: Callable[[], Prepared]) -> Prepared:
+        try:
+            return prepare()
+        except QuiverError as error:
+            self._parts.metrics.counter(m.INGEST_REFUSED, code=error.code).add()
+            raise
+
+    def _admit(self, prepared: Prepared, deadline: float | None, awaited: bool) -> Receipt:
         parts, tail = self._parts, self._parts.tail
         rounds = 0
         while True:
+            seen = self._sealed.told
             with parts.lock:
                 parts.disk.poison.check()
                 answer = parts.ingest.stage(prepared)
@@ -100,19 +144,25 @@ class Puts:
                 if full is not None:
                     tail.close(full)
             if isinstance(answer, Receipt):
-                self._after(answer, full is not None)
+                self._after(answer, full is not None, awaited)
                 return answer
             rounds += 1
-            if not self._make_room(answer, rounds, deadline):
+            if not self._make_room(answer, rounds, deadline, seen):
+                answer = self._cause(answer)
                 self._throttle.refused(answer)
                 raise answer
 
-    def _after(self, receipt: Receipt, full: bool) -> None:
+    def _cause(self, refusal: Backpressure) -> Backpressure:
+        """What is really missing: segments that wait for a full disk are not slow."""
+        waits = refusal.reason in (Reason.ROLLOVER, Reason.WAL_FULL)
+        return StorageFull(SEGMENTS) if waits and self._upkeep.records.disk_full else refusal
+
+    def _after(self, receipt: Receipt, full: bool, awaited: bool) -> None:
         background, commits = self.background, self._commits
         if self._throttle.on:
             self._throttle.accepted()
         if background is not None:
-            if commits is not None and not commits.gather:
+            if commits is not None and not commits.gather and not awaited:
                 background.flush_soon(self._store)
             background.watch(self._store)
             if full:
@@ -122,7 +172,9 @@ class Puts:
         if self._each and commits is not None and not receipt.done:
             commits.wait(receipt)
 
-    def _make_room(self, refusal: Backpressure, rounds: int, deadline: float | None) -> bool:
+    def _make_room(
+        self, refusal: Backpressure, rounds: int, deadline: float | None, seen: int
+    ) -> bool:
         """Try to get a refused put in: do the work here, or wait for those who do it."""
         parts, background = self._parts, self.background
         if refusal.reason is Reason.WAL_FULL:
@@ -139,5 +191,7 @@ class Puts:
         left = deadline - parts.clock.monotonic()
         if left <= 0:
             return False
-        # Whoever acks, deletes or writes in another thread makes the room.
-        return not self.stopping.wait(min(left, refusal.retry_after_ms / 1000))
+        # Whoever acks, deletes or writes in another thread makes the room; a segment that
+        # was written makes most of it, and says so.
+        self._sealed.pause(seen, min(left, refusal.retry_after_ms / 1000))
+        return not self.stopping.is_set()

@@ -52,6 +52,7 @@ class Records:
                     last_ts=parts.ingest.last_ts,
                     slots={name: slot for slot, name in parts.slots.names.items()},
                     window=parts.ingest.window.snapshot(through),
+                    transactions=parts.ingest.transactions.snapshot(through),
                 )
                 ledger_was_dirty, parts.ledger.dirty = parts.ledger.dirty, False
             state = replace(
@@ -83,13 +84,16 @@ class Records:
         parts = self._parts
         with parts.lock:
             names = {name: slot for slot, name in parts.slots.names.items()}
-            newest = parts.ingest.window.newest_sequence
+            newest = (
+                parts.ingest.window.newest_sequence,
+                parts.ingest.transactions.newest_sequence,
+            )
             last_ts = parts.ingest.last_ts
         return (
             parts.ledger.dirty
             or last_ts > self._state.last_ts
             or names != dict(self._state.slots)
-            or (newest is not None and newest >= self._state.through)
+            or any(one is not None and one >= self._state.through for one in newest)
         )
 
     # The floor

@@ -22,6 +22,7 @@ log of the Rust crate, or one of ours in a      its entries made into segments, 
 segment damaged or missing, the log covers it   rebuilt from the log; damaged file set aside
 segment damaged or missing, the log doesn't     set aside; its bundles recorded as lost
 segment file whose number is gone               deleted: a crash came before the deletion
+staged files                                    see :mod:`quiver.restaging`
 progress damaged or missing                     by ``subscribers.corrupt_progress``
 half-written files                              removed
 ==============================================  ==========================================
@@ -50,19 +51,25 @@ from quiver.events import (
     WAL_TRUNCATED,
     get_logger,
 )
+from quiver.format.commit import Commit
 from quiver.format.floor import FLOOR_PATH, Floor, encode_floor, gone_below
+from quiver.format.stage import STAGES
 from quiver.format.state import STATE_NAME, Checkpoint, KeyRecord, Loss, encode_state
 from quiver.format.wal_header import layout_hash
 from quiver.ids import BundleRef
 from quiver.ledger import Ledger
 from quiver.losses import count_lost
+from quiver.restaging import Restaged, restage, unpublished
 from quiver.segment.accumulator import OpenSegment
 from quiver.segment.catalog import Catalog
 from quiver.segment.info import SEGMENTS
 from quiver.segment.reader import SegmentReader
+from quiver.segment.stage import publish_stage
 from quiver.segment.writer import write_segment
+from quiver.stages import StageTable
 from quiver.subscriber.registry import Registry
 from quiver.survey import Survey, first_free_segment, survey
+from quiver.transactions import Transactions, record_of
 from quiver.wal.contents import LogEntry, LogStart
 from quiver.wal.files import CURSOR, DIRECTORY, log_names
 from quiver.wal.repair import repair_tail
@@ -85,11 +92,14 @@ class Report:
     adopted_bundles: int = 0
     maybe_doubled: str | None = None
     progress_problems: tuple[str, ...] = ()
+    stage_problems: tuple[str, ...] = ()
 
     @property
     def degraded(self) -> bool:
         """Whether something was lost or had to be decided for lack of better knowledge."""
-        return bool(self.lost or self.progress_problems or self.maybe_doubled)
+        return bool(
+            self.lost or self.progress_problems or self.stage_problems or self.maybe_doubled
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,9 @@ class Recovered:
     registry: Registry
     slots: SlotTable
     window: KeyWindow
+    transactions: Transactions
+    stages: StageTable
+    commits: tuple[Commit, ...]
     ledger: Ledger
     floor: Floor
     state: Checkpoint
@@ -121,6 +134,8 @@ def recover(disk: Disk, config: Config, clock: Clock, *, watch: Watch | None = N
         disk.mkdir(directory)
     for directory in ("", DIRECTORY, SEGMENTS):
         disk.fsync_dir(directory)
+    if STAGES in disk.listdir(""):
+        disk.fsync_dir(STAGES)  # behind segments/: files move there, and never get lost between
     return _Recovery(disk, config, clock, watch).run()
 
 
@@ -149,22 +164,31 @@ class _Recovery:
         keys = self._keys_in_segments(found) if self._had_no_log(found) else []
         quarantined, rebuilt = self._set_aside_damaged(found)
         self._finish_deletions(found)
-        lost_seqs = [seq for seq in self._lost(found) if seq not in adopted.unfinished]
-        self._learn_slots(found)
-        segments = self._seal_without_log(found)
         next_segment = first_free_segment(found, (info.seq for info in self._catalog.infos))
-        registry, problems, missing = self._load_progress(found, segments, next_segment)
+        transactions = self._transactions(found)
+        max_stages = self._config.transactions.max_stages
+        restaged = restage(self._disk, self._catalog, found, transactions, max_stages)
+        expected = frozenset(restaged.expected)
+        lost_seqs = [seq for seq in self._lost(found, expected) if seq not in adopted.unfinished]
+        self._learn_slots(found, restaged.unnamed)
+        segments, commits = self._seal_without_log(found, restaged)
+        registry, problems, missing = self._load_progress(found, segments, commits, next_segment)
+        missing -= expected
         losses = self._record_losses(found, ledger, {*lost_seqs, *missing})
         log = self._log_start(found)
         window = self._window(found, keys)
         floor = self._floor(found, next_segment)
         if self._without_log and found.log.files and not found.log.foreign:
-            state, floor = self._end_log(found, window, ledger, floor, next_segment)
+            known = (window, transactions, ledger)
+            state, floor = self._end_log(found, known, floor, next_segment)
         return Recovered(
             catalog=self._catalog,
             registry=registry,
             slots=self._slots,
             window=window,
+            transactions=transactions,
+            stages=restaged.table,
+            commits=commits,
             ledger=ledger,
             floor=floor,
             state=state,
@@ -184,6 +208,7 @@ class _Recovery:
                 adopted_bundles=adopted.bundles,
                 maybe_doubled=adopted.maybe_doubled,
                 progress_problems=problems,
+                stage_problems=restaged.problems,
             ),
         )
 
@@ -197,6 +222,7 @@ class _Recovery:
         there = {info.seq: info.bundle_count for info in infos}
         there |= {segment.seq: segment.bundle_count for segment in found.replay.segments}
         excused = {*found.sealed.damaged, *found.replay.headless}
+        excused |= {seq for commit in found.replay.commits for seq, _ in commit.segments}
         for problem in log_behind_progress(found, there, excused):
             raise problem
         if self._config.subscribers.corrupt_progress == "fail":
@@ -228,11 +254,20 @@ class _Recovery:
             if info.seq < floor.replay_floor and floor.is_gone(info.seq)
         )
 
-    def _lost(self, found: Survey) -> list[int]:
-        """Segments that should be there, aren't, and can't be rebuilt from the log."""
-        present = {info.seq for info in self._catalog.infos}
+    def _lost(self, found: Survey, expected: frozenset[int]) -> list[int]:
+        """Segments that should be there, aren't, and can't be rebuilt from the log.
+
+        Those that staged files are about to become are ``expected``.
+        """
+        present = {info.seq for info in self._catalog.infos} | expected
         present |= {segment.seq for segment in found.replay.segments}
         missing = set(found.basics.known_floor.missing(present))
+        missing |= {
+            seq
+            for commit in unpublished(found, self._catalog)
+            for seq, _ in commit.segments
+            if seq not in present
+        }
         damaged = {seq for seq in found.sealed.damaged if seq not in present}
         return sorted(missing | damaged | found.replay.headless)
 
@@ -240,10 +275,14 @@ class _Recovery:
         self, found: Survey, ledger: Ledger, lost: Iterable[int]
     ) -> tuple[Loss, ...]:
         losses: list[Loss] = []
+        committed = {
+            seq: file.bundles for commit in found.replay.commits for seq, file in commit.segments
+        }
         for seq in sorted(lost):
             if seq in ledger:
                 continue
-            bundles, subscribers = count_lost(seq, found.basics, self._catalog.infos)
+            known = committed.get(seq)
+            bundles, subscribers = count_lost(seq, found.basics, self._catalog.infos, known)
             loss = Loss(seq, bundles, 0, "damaged", self._clock.now_ns(), subscribers)
             ledger.record(loss)
             losses.append(loss)
@@ -253,7 +292,11 @@ class _Recovery:
     # Subscribers
 
     def _load_progress(
-        self, found: Survey, segments: list[OpenSegment], next_segment: int
+        self,
+        found: Survey,
+        segments: list[OpenSegment],
+        commits: tuple[Commit, ...],
+        next_segment: int,
     ) -> tuple[Registry, tuple[str, ...], set[int]]:
         registry = Registry(self._disk, policy=self._config.subscribers.corrupt_progress)
         totals = {info.seq: info.bundle_count for info in self._catalog.infos}
@@ -262,6 +305,7 @@ class _Recovery:
             growing = next_segment
         else:
             growing = min((seg.seq for seg in segments), default=next_segment)
+        growing = min([growing, *(commit.first_segment for commit in commits)])
         problems: list[str] = []
         missing: set[int] = set()
         for one in registry.load(found.basics.progress, totals, growing):
@@ -273,7 +317,7 @@ class _Recovery:
 
     # The rest
 
-    def _learn_slots(self, found: Survey) -> None:
+    def _learn_slots(self, found: Survey, by_number: Iterable[int]) -> None:
         """Names come with the log; without one, with the segments themselves."""
         known = {**found.basics.known_state.slots, **found.replay.names}
         if self._had_no_log(found):
@@ -287,6 +331,8 @@ class _Recovery:
         for segment in found.replay.segments:
             for stream in segment.streams:
                 self._slots.use(stream.slot)
+        for slot in by_number:
+            self._slots.use(slot)
 
     def _had_no_log(self, found: Survey) -> bool:
         """Whether keys and names may be in segments alone: there is no log, or was none."""
@@ -299,6 +345,13 @@ class _Recovery:
         window.extend(in_segments)
         window.extend(sorted(found.replay.keys, key=lambda record: record.sequence))
         return window
+
+    def _transactions(self, found: Survey) -> Transactions:
+        config = self._config.transactions
+        transactions = Transactions(config.max_apps, int(config.remember * 1e9))
+        transactions.extend(found.basics.known_state.transactions)
+        transactions.extend(record_of(commit) for commit in found.replay.commits)
+        return transactions
 
     def _keys_in_segments(self, found: Survey) -> list[KeyRecord]:
         """Without a log the newest keys are in the newest segments only.
@@ -352,23 +405,37 @@ class _Recovery:
 
     # A store that goes on without a log
 
-    def _seal_without_log(self, found: Survey) -> list[OpenSegment]:
-        """Segments that stay in memory because the log has them: none without one."""
+    def _seal_without_log(
+        self, found: Survey, restaged: Restaged
+    ) -> tuple[list[OpenSegment], tuple[Commit, ...]]:
+        """What stays to be written because the log has it: nothing without one."""
         segments = found.replay.segments
         if not self._without_log:
-            return segments
+            return segments, restaged.commits
         for segment in segments:
             self._catalog.add(write_segment(self._disk, segment, self._slots.names))
-        return []
+        for commit in restaged.commits:
+            there = [(seq, file) for seq, file in commit.segments if seq in restaged.expected]
+            infos = [publish_stage(self._disk, commit, seq, file) for seq, file in there]
+            self._disk.fsync_dir(SEGMENTS)
+            self._disk.fsync_dir(STAGES)
+            self._catalog.add(*infos)
+            restaged.table.published(seq for seq, _ in there)
+        return [], ()
 
     def _end_log(
-        self, found: Survey, window: KeyWindow, ledger: Ledger, floor: Floor, next_segment: int
+        self,
+        found: Survey,
+        known: tuple[KeyWindow, Transactions, Ledger],
+        floor: Floor,
+        next_segment: int,
     ) -> tuple[Checkpoint, Floor]:
         """All of the log is in segments: keep what else it knew, then let it go.
 
         Were it left where it is, it would lag behind what comes now, and a log that lags
         behind has lost its end.
         """
+        window, transactions, ledger = known
         through = found.log.next_sequence
         state = replace(
             found.basics.known_state,
@@ -376,6 +443,7 @@ class _Recovery:
             last_ts=self._last_ts(found),
             slots={name: slot for slot, name in self._slots.names.items()},
             window=window.snapshot(through),
+            transactions=transactions.snapshot(through),
             losses=ledger.losses,
             loss_totals=ledger.totals,
         )
@@ -403,7 +471,7 @@ class _Recovery:
 
 def _remove_leftovers(disk: Disk) -> None:
     """Files that were to replace others when a crash came: nothing was promised of them."""
-    for directory in ("", DIRECTORY, SEGMENTS):
+    for directory in ("", DIRECTORY, SEGMENTS, STAGES):
         for name in disk.listdir(directory):
             if name.endswith(TMP_SUFFIX):
                 disk.unlink(f"{directory}/{name}" if directory else name, missing_ok=True)

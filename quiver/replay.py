@@ -11,21 +11,35 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quiver.errors import WalCorrupt
-from quiver.format.ipc import parse_stream
+from quiver.format.commit import Commit
+from quiver.format.ipc import parse_known
 from quiver.format.record import BundleMeta, EncodedSlot
+from quiver.format.schema import SchemaMessage
 from quiver.format.state import KeyRecord
-from quiver.format.wal_entry import MAX_BODY, BundleEntry
+from quiver.format.wal_entry import BundleEntry
 from quiver.ids import BundleRef
 from quiver.segment.accumulator import OpenSegment
 from quiver.wal.contents import LogEntry
 
 
-def encoded_slots(entry: BundleEntry) -> list[EncodedSlot]:
-    """The slots of a log entry, over the memory it was read into."""
-    return [
-        EncodedSlot(block.slot, block.fingerprint, parse_stream(block.payload, max_bytes=MAX_BODY))
-        for block in sorted(entry.slots, key=lambda block: block.slot)
-    ]
+def encoded_slots(
+    entry: BundleEntry, known: dict[int, SchemaMessage] | None = None
+) -> list[EncodedSlot]:
+    """The slots of a log entry, over the memory it was read into.
+
+    ``known`` holds the schemas that the slots had before, in a log that we wrote: they
+    seldom change.
+    """
+    blocks = entry.slots
+    if len(blocks) > 1:
+        blocks = tuple(sorted(blocks, key=lambda block: block.slot))
+    found: list[EncodedSlot] = []
+    for slot, fingerprint, rows, payload in blocks:
+        batch = parse_known(payload, None if known is None else known.get(slot), rows)
+        if known is not None:
+            known[slot] = batch.schema
+        found.append(EncodedSlot(slot, fingerprint, batch))
+    return found
 
 
 def entry_meta(entry: BundleEntry) -> BundleMeta:
@@ -49,8 +63,10 @@ class Replay:
         self._is_sealed = is_sealed
         self._keys_from = keys_from
         self._segments: dict[int, OpenSegment] = {}
+        self._schemas: dict[int, SchemaMessage] = {}
         self.names: dict[str, int] = {}
         self.keys: list[KeyRecord] = []
+        self.commits: list[Commit] = []
         self.foreign: list[LogEntry] = []
         self.headless: set[int] = set()
         self.contradiction: WalCorrupt | None = None
@@ -65,9 +81,7 @@ class Replay:
 
     def __call__(self, entry: LogEntry) -> None:
         if not entry.is_bundle:
-            named = entry.slot_name()
-            if named is not None:
-                self.names[named[1]] = named[0]
+            self._take_note(entry)
             return
         ref = entry.ref
         if ref is None:
@@ -76,6 +90,15 @@ class Replay:
         wanted = not self._is_sealed(ref.segment_seq)
         if wanted or entry.sequence >= self._keys_from:
             self._take(entry, ref, wanted)
+
+    def _take_note(self, entry: LogEntry) -> None:
+        """An entry without bundles of its own."""
+        named = entry.slot_name()
+        if named is not None:
+            self.names[named[1]] = named[0]
+        commit = entry.commit()
+        if commit is not None:
+            self.commits.append(commit)
 
     def _take(self, entry: LogEntry, ref: BundleRef, wanted: bool) -> None:
         bundle = entry.bundle()
@@ -94,7 +117,7 @@ class Replay:
         if ref.bundle_index != segment.bundle_count:
             self._misplaced(entry, ref, segment)
             return
-        segment.append(encoded_slots(bundle), entry_meta(bundle))
+        segment.append(encoded_slots(bundle, self._schemas), entry_meta(bundle))
         self.bundles += 1
         self.nbytes += len(entry.body)
 

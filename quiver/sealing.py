@@ -14,11 +14,14 @@ from typing import Final
 from quiver import metrics as m
 from quiver.errors import Poisoned, QuiverError, StorageFull
 from quiver.events import SEGMENT_FINALIZE_FAILED, SEGMENT_FINALIZED
+from quiver.format.commit import Commit
 from quiver.gate import Gate
 from quiver.parts import Parts
+from quiver.publishing import Publishing
 from quiver.records import Records
 from quiver.segment.accumulator import OpenSegment
 from quiver.segment.writer import write_segment
+from quiver.tail import Trigger
 from quiver.wal.files import write_cursor
 
 RETRY_SECONDS: Final = 0.5
@@ -38,6 +41,7 @@ class Sealing:
         self._lock = lock
         self._records = records
         self._on_sealed = on_sealed
+        self.publishing = Publishing(parts, records)
         self.retry_at = 0.0
         """After a failure: when the background should try again."""
 
@@ -49,10 +53,16 @@ class Sealing:
         return count
 
     def try_all(self) -> tuple[int, QuiverError | None]:
-        """As :meth:`seal_all`, for those who have more to do than this: never raises."""
+        """Write what is closed by now, for those who have more to do than this: never raises.
+
+        What is closed meanwhile asks for a round of its own: a producer that is as fast as
+        the disk must not have a thread for itself.
+        """
         count = 0
+        with self._parts.lock:
+            waiting = self._parts.tail.segment_count + len(self._parts.tail.commits)
         try:
-            while self.seal_one():
+            while count < waiting and self.seal_one():
                 count += 1
             if not count:  # what a failed try left behind must not fill the log for good
                 with self._lock:
@@ -62,18 +72,24 @@ class Sealing:
         return count, None
 
     def seal_one(self) -> bool:
-        """Write the oldest closed segment, if there is one; whether something was done."""
+        """Write the oldest closed segment, if there is one; whether something was done.
+
+        The staged files of a commit become segments in the same way, in their turn.
+        """
         parts = self._parts
         with self._lock:
             segment = self._next_closed()
             if segment is None:
                 return False
+            if isinstance(segment, Commit):
+                self._publish(segment)
+                return True
             trigger = parts.tail.trigger_of(segment.seq)
             began = parts.clock.monotonic()
             try:
                 info = write_segment(parts.disk, segment, parts.slots.names)
             except QuiverError as error:
-                self._failed(segment, error)
+                self._failed(segment.seq, error)
                 raise
             with parts.lock:
                 parts.catalog.add(info)
@@ -97,32 +113,53 @@ class Sealing:
             self.retire_log()
             return True
 
-    def _next_closed(self) -> OpenSegment | None:
+    def _publish(self, commit: Commit) -> None:
+        parts = self._parts
+        began = parts.clock.monotonic()
+        try:
+            infos = self.publishing.publish(commit)
+        except QuiverError as error:
+            self._failed(commit.first_segment, error)
+            raise
+        took = parts.clock.monotonic() - began
+        for info in infos:
+            self._count(Trigger.COMMIT, info.file_bytes, took / len(infos))
+        parts.log.debug(
+            SEGMENT_FINALIZED,
+            segment=commit.first_segment,
+            segments=len(infos),
+            bundles=commit.bundles,
+            trigger=Trigger.COMMIT,
+        )
+        self._on_sealed()
+        self.retire_log()
+
+    def _next_closed(self) -> OpenSegment | Commit | None:
         """The oldest closed segment, once all of it is durable in the log."""
         parts, wal = self._parts, self._parts.wal
         with parts.lock:
-            closed = parts.tail.closed
-            if not closed:
+            closed = parts.tail.next_closed()
+            if closed is None:
                 return None
-            if wal is None or parts.tail.is_durable(closed[0]):
-                return closed[0]
+            if wal is None or parts.tail.is_durable(closed):
+                return closed
         # Staged but not synced: a segment may only hold what the log already has, or a
         # failed group could not be taken back any more.
         while wal.commit():
             pass
         with parts.lock:
-            closed = parts.tail.closed
-            return closed[0] if closed and parts.tail.is_durable(closed[0]) else None
+            closed = parts.tail.next_closed()
+            return closed if closed is not None and parts.tail.is_durable(closed) else None
 
     def try_later(self) -> None:
         """Something failed: no tick of the background tries again before its time."""
         self.retry_at = self._parts.clock.monotonic() + RETRY_SECONDS
 
-    def _failed(self, segment: OpenSegment, error: QuiverError) -> None:
+    def _failed(self, segment: int, error: QuiverError) -> None:
         parts = self._parts
         self.try_later()
         parts.metrics.counter(m.SEGMENT_FINALIZE_FAILED).add()
-        parts.log.warning(SEGMENT_FINALIZE_FAILED, segment=segment.seq, error=str(error))
+        parts.log.warning(SEGMENT_FINALIZE_FAILED, segment=segment, error=str(error))
         if isinstance(error, StorageFull):
             self._records.note_full()
 
@@ -148,6 +185,7 @@ class Sealing:
         first = wal.first_kept(sealed_through)
         self._records.keep_floor(log_first=first)
         wal.retire(sealed_through, first)
+        self._on_sealed()  # a put may have been waiting for room in the log
         # The cursor is a hint: a log that can't be shortened for want of it would be worse.
         try:
             write_cursor(parts.disk, wal.oldest_position)

@@ -63,6 +63,8 @@ class StoreStatus:
     segments: int
     """Segment files."""
     unwritten_segments: int
+    stages: int
+    """Staged writes that are neither committed nor aborted."""
     next_segment: int
     next_sequence: int
     durable_before: int
@@ -96,6 +98,8 @@ class StoreStatus:
             f"  bundles      {self.bundles:,} in {where}",
             f"  on disk      {format_size(usage.on_disk)}{limit}: {places}",
         ]
+        if self.stages:
+            lines.append(f"  staged       {self.stages:,} writes, {format_size(usage.stages)}")
         lines += [
             f"  subscriber   {one.name} ({one.status}): {one.lag.bundles:,} bundles,"
             f" {format_size(one.lag.nbytes)}, {one.lag.age_seconds:,.0f} s behind"
@@ -123,6 +127,7 @@ def take_status(
         bundles=sum(count for _, count in parts.registry.visible()),
         segments=len(parts.catalog),
         unwritten_segments=parts.tail.segment_count,
+        stages=len(parts.stages),
         next_segment=parts.tail.next_segment,
         next_sequence=parts.ingest.next_sequence,
         durable_before=parts.ingest.durable_before,

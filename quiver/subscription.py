@@ -99,6 +99,13 @@ class Subscription:
         """Finish bundles; durable after :meth:`flush`."""
         return [self._delivery.ack(self._subscriber, BundleRef(*ref)) for ref in refs]
 
+    def ack_before(self, ref: BundleRef | tuple[int, int]) -> int:
+        """Finish all that is there before ``ref``, by position and not one by one; how many.
+
+        What becomes visible later is not finished by it, wherever it lies.
+        """
+        return self._delivery.ack_before(self._subscriber, BundleRef(*ref))
+
     def reject(self, ref: BundleRef | tuple[int, int], reason: str = "") -> Outcome:
         """Finish a bundle as a loss: it can never be dealt with."""
         return self._delivery.reject(self._subscriber, BundleRef(*ref), reason)
@@ -120,6 +127,11 @@ class Subscription:
     def lag(self) -> Lag:
         """How far it is behind: bundles, rows, bytes, and the age of the oldest."""
         return measure_lag(self._subscriber, self._delivery.reader, self._clock)
+
+    @property
+    def position(self) -> BundleRef:
+        """The oldest bundle not finished, or the end of what is there."""
+        return self._subscriber.frontier or self._delivery.registry.end
 
     @property
     def pending_bundle_count(self) -> int:

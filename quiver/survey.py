@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from quiver.disk.disk import Disk
 from quiver.errors import Damage, QuiverError, StateCorrupt
@@ -25,14 +26,14 @@ from quiver.wal.contents import LogContents, LogEntry
 from quiver.wal.files import read_cursor
 from quiver.wal.reader import read_log
 
-Decoded = Callable[[bytes], object]
+Decoded = TypeVar("Decoded")
 
 
 @dataclass(frozen=True, slots=True)
 class Basics:
     """The small files, and which segments there seem to be."""
 
-    floor: Floor | StateCorrupt | None
+    floor: Floor | Damage | None
     state: Checkpoint | Damage | None
     cursor: int | StateCorrupt | None
     progress: Mapping[str, Progress | QuiverError]
@@ -52,15 +53,15 @@ def look_at_basics(disk: Disk, catalog: Catalog, *, clean: bool) -> Basics:
     state = _decoded(disk, STATE_NAME, decode_state)
     known = state.subscribers if isinstance(state, Checkpoint) else ()
     return Basics(
-        floor=_decoded(disk, FLOOR_PATH, decode_floor),  # type: ignore[arg-type]
-        state=state,  # type: ignore[arg-type]
+        floor=_decoded(disk, FLOOR_PATH, decode_floor),
+        state=state,
         cursor=_cursor(disk),
         progress=scan_progress(disk, known),
         damaged=catalog.scan(clean=clean),
     )
 
 
-def _decoded(disk: Disk, path: str, decode: Decoded) -> object:
+def _decoded(disk: Disk, path: str, decode: Callable[[bytes], Decoded]) -> Decoded | Damage | None:
     try:
         return decode(disk.read(path))
     except FileNotFoundError:
@@ -124,6 +125,7 @@ def first_free_segment(found: Survey, live: Iterable[int]) -> int:
     """A number above every one ever given out, as far as anything here remembers it."""
     used = [*live, *found.sealed.damaged, *found.replay.headless]
     used += [segment.seq for segment in found.replay.segments]
+    used += [commit.end_segment - 1 for commit in found.replay.commits]
     return first_free(found.basics, used)
 
 

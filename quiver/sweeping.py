@@ -204,7 +204,7 @@ class Sweeping:
                 return
             aside = self._set_aside(seq, damage)
             counts = parts.registry.drop_segment(seq, info.bundle_count)
-            self._note_loss(
+            self.note_loss(
                 Loss(seq, info.bundle_count, info.nbytes, "damaged", parts.clock.now_ns(), counts),
                 f"segment {seq} was damaged and set aside: {aside.path}",
             )
@@ -233,7 +233,8 @@ class Sweeping:
         parts.log.error(SEGMENT_QUARANTINED, segment=seq, file=aside.path, error=str(damage))
         return aside
 
-    def _note_loss(self, loss: Loss, problem: str) -> None:
+    def note_loss(self, loss: Loss, problem: str) -> None:
+        """Put a loss into the book, and tell everyone who asks."""
         parts = self._parts
         parts.ledger.record(loss)
         self.problems.append(problem)

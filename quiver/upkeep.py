@@ -33,6 +33,7 @@ from quiver.records import Records
 from quiver.recovery import Report
 from quiver.sealing import Sealing
 from quiver.segment.accumulator import OpenSegment
+from quiver.staging import Staging
 from quiver.sweeping import Maintenance, Sweeping
 from quiver.tail import Trigger
 
@@ -52,6 +53,7 @@ class Upkeep:
         floor: Floor,
         state: Checkpoint,
         memory: MemoryShare | None,
+        staging: Staging,
         rebuild: Callable[[int], OpenSegment | None],
         on_sealed: Callable[[], None],
     ) -> None:
@@ -61,6 +63,8 @@ class Upkeep:
         self.sealing = Sealing(parts, lock, self.records, on_sealed)
         self.sweeping = Sweeping(parts, lock, self.records, rebuild)
         self.admission = Admission(parts, self.sweeping, memory)
+        self.staging = staging
+        self.sealing.publishing.note_loss = self.sweeping.note_loss
         self._swept_acks = 0
 
     # What is due
@@ -75,7 +79,7 @@ class Upkeep:
         return (
             self.admission.is_pressed
             or parts.tail.is_due(now)
-            or bool(parts.tail.closed)
+            or parts.tail.has_work
             or (
                 parts.registry.changes != self._swept_acks
                 and now - self.records.last_progress >= interval
@@ -83,6 +87,7 @@ class Upkeep:
             or (now - self.sweeping.last_sweep >= SWEEP_SECONDS and self._watches_the_clock())
             or self._needs_watermark(now)
             or self.sealing.log_is_old
+            or self.staging.is_due
         )
 
     @property
@@ -91,7 +96,8 @@ class Upkeep:
         parts = self._parts
         if parts.disk.poison.cause is not None:
             return False
-        return parts.tail.segment_count > 0 or parts.registry.changes != self._swept_acks
+        in_memory = parts.tail.segment_count > 0 or parts.tail.has_work or parts.stages.memory > 0
+        return in_memory or parts.registry.changes != self._swept_acks
 
     def _watches_the_clock(self) -> bool:
         retention = self._parts.config.retention
@@ -135,7 +141,10 @@ class Upkeep:
         self.admission.measure()
         early, need = self.admission.take_pressure()
         self._close_open_segment(early)
+        if early:
+            self.staging.relieve()
         sealed, failure = self.sealing.try_all()
+        self.staging.expire()
         acks = parts.registry.changes
         files = self.records.flush_progress()
         swept = self.sweeping.sweep(need)
@@ -170,12 +179,13 @@ class Upkeep:
             if early:
                 with self._parts.lock:
                     self._parts.tail.close(Trigger.PRESSURE)
+            spilled = early and self.staging.relieve()
             sealed, _ = self.sealing.try_all()
             self.admission.measure(again=True)
             deleted = 0
             if refusal.reason is Reason.DISK:
                 deleted = self.sweeping.sweep(need).deleted
-            return sealed + deleted > 0
+            return spilled or sealed + deleted > 0
 
     def leave(self, name: str, remove: Callable[[str], int]) -> int:
         """Let a subscriber go: it is not named any more before its file goes."""
@@ -206,6 +216,8 @@ class Upkeep:
             self.records.checkpoint()
             self.records.keep_floor()
         self._parts.reserve.restore()
+        if self._parts.tail.commits:  # a crash came before all of it could be seen
+            self.seal_quietly()
 
     def _note(self, report: Report) -> None:
         """Count and tell what an open had to decide."""
@@ -218,6 +230,7 @@ class Upkeep:
                 metrics.counter(m.SUBSCRIBER_LOST, subscriber=name).add(count)
         problems = [f"segment {loss.segment_seq} is lost ({loss.reason})" for loss in report.lost]
         problems += report.progress_problems
+        problems += report.stage_problems
         if report.maybe_doubled is not None:
             problems.append(f"bundles may be here twice: {report.maybe_doubled}")
         self.sweeping.problems += problems
@@ -232,6 +245,7 @@ class Upkeep:
         """Before closing: everything written, all progress durable, the log sealed and small."""
         parts, wal = self._parts, self._parts.wal
         with self._lock:
+            self.staging.finish()
             with parts.lock:
                 parts.tail.close(Trigger.SHUTDOWN)
             self.sealing.seal_all()

@@ -1,4 +1,5 @@
-"""Waiting for durability without a log: a bundle is durable once its segment is written."""
+"""Waiting for segments to be written: without a log that is what makes a bundle durable,
+and with one it makes the room that a put may be waiting for."""
 
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ class SealWait:
         self._check = check
         self.patient = False
         """Set when somebody else does the writing."""
+        self.told = 0
+        """How often something happened; only rises."""
 
     def wait(self, receipt: Receipt, timeout: float | None) -> None:
         """Return when the receipt is done."""
@@ -44,4 +47,11 @@ class SealWait:
     def tell(self) -> None:
         """Something happened: let those who wait look again."""
         with self._sealed:
+            self.told += 1
             self._sealed.notify_all()
+
+    def pause(self, seen: int, seconds: float) -> None:
+        """Wait until something has happened since :attr:`told` was ``seen``; not for long."""
+        with self._sealed:
+            if self.told == seen:
+                self._sealed.wait(seconds)

@@ -9,9 +9,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import TypeVar
 
 from quiver.errors import KeyConflict
-from quiver.format.state import KeyRecord
+from quiver.format.state import AppRecord, KeyRecord
+
+Remembered = TypeVar("Remembered", KeyRecord, AppRecord)
+
+
+def drop_oldest(records: OrderedDict[str, Remembered], max_count: int, oldest_ts: int) -> None:
+    """Let go of what is too old or too many, from the front: oldest first."""
+    while records:
+        if len(records) <= max_count and next(iter(records.values())).ts_ns >= oldest_ts:
+            return
+        records.popitem(last=False)
 
 
 class KeyWindow:
@@ -43,13 +54,7 @@ class KeyWindow:
         records = self._records
         records.pop(record.key, None)
         records[record.key] = record
-        oldest_ts = record.ts_ns - self._max_age_ns
-        while records:
-            if len(records) <= self._max_count:
-                oldest = next(iter(records.values()))
-                if oldest.ts_ns >= oldest_ts:
-                    return
-            records.popitem(last=False)
+        drop_oldest(records, self._max_count, record.ts_ns - self._max_age_ns)
 
     def extend(self, records: Iterable[KeyRecord]) -> None:
         """Remember many, oldest first."""

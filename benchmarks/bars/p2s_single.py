@@ -7,7 +7,7 @@ from pathlib import Path
 
 import quiver
 from benchmarks import raw
-from benchmarks.bar import Bar, Scale
+from benchmarks.bar import Bar, Scale, fresh
 from benchmarks.data import telemetry
 
 BUNDLE = 128_000
@@ -35,8 +35,7 @@ P2S = Bar(
     what="embedded durable put, 128 KB, one at a time, each awaited",
     unit="MB/s",
     reference_name="pwritev + fdatasync of the same bytes, one by one",
-    measure=measure,
-    reference=reference,
+    prepare=fresh(measure, reference),
     mark=0.9,
     goal=1.0,
 )

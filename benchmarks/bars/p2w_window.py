@@ -12,7 +12,7 @@ from pathlib import Path
 
 import quiver
 from benchmarks import raw
-from benchmarks.bar import Bar, Scale
+from benchmarks.bar import Bar, Scale, fresh
 from benchmarks.data import telemetry
 
 BUNDLE = 100 << 10
@@ -53,8 +53,7 @@ P2W = Bar(
     what="embedded durable ingest, 100 KiB bundles, window 256",
     unit="MB/s",
     reference_name="pwritev + fdatasync of the same bytes in groups",
-    measure=measure,
-    reference=reference,
+    prepare=fresh(measure, reference),
     mark=0.2,
     goal=0.5,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.bar import Bar, Scale
+from benchmarks.bar import Bar, Scale, fresh
 from benchmarks.bars.p2w_window import BUNDLE, WINDOW, ingest
 
 
@@ -22,8 +22,7 @@ P3 = Bar(
     what="segment_only ingest",
     unit="MB/s",
     reference_name="the same with the log",
-    measure=measure,
-    reference=reference,
+    prepare=fresh(measure, reference),
     mark=1.5,
     goal=2.0,
 )

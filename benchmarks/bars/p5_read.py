@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import quiver
-from benchmarks.bar import Bar, Scale
+from benchmarks.bar import Bar, Scale, fresh
 from benchmarks.data import telemetry
 
 BUNDLE = 100 << 10
@@ -60,8 +60,7 @@ P5 = Bar(
     what="embedded read from a mapped segment, 100 KiB batches",
     unit="MB/s",
     reference_name="pa.ipc.open_file on a memory map of the same data",
-    measure=measure,
-    reference=reference,
+    prepare=fresh(measure, reference),
     mark=0.9,
     goal=0.95,
 )

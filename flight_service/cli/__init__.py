@@ -11,6 +11,7 @@ get.py         ``quiver get``, ``quiver tail``: look
 subscribe.py   ``quiver subscribe``, ``quiver ack``: receive and finish
 streams.py     ``quiver streams``, ``quiver subscribers``, ``quiver lag``
 status.py      ``quiver status``, also as a live view
+health.py      ``quiver health``: is it ready
 bench.py       ``quiver bench``: how fast is it here
 completion.py  ``quiver completion``: for the shell
 files.py       Parquet, Arrow, CSV and JSON lines, in and out

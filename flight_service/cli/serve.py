@@ -26,6 +26,7 @@ from flight_service.cli.frame import (
 )
 from flight_service.cli.logs import configure
 from flight_service.server import Server, Settings
+from flight_service.server.process import tune_process
 from flight_service.server.settings import service_settings
 from quiver.config.model import settings as store_settings
 from quiver.config.sources import NESTING, parse_text
@@ -108,6 +109,7 @@ def _serve(
     overrides: dict[str, Any] = {name.replace(".", NESTING): value for name, value in named.items()}
     loaded = Settings.load(config, **overrides)
     configure(log)
+    tune_process()
     server = Server(loaded)
     return server.run(lambda one: _announce(one, loaded, as_json))
 

@@ -115,10 +115,24 @@ def view(
             behind.add_row(f"{name}/{who}", *_subscriber_cells(one, it, before.get(name), seconds))
     if behind.row_count:
         parts += [Text(), behind]
+    parts += [Text(line) for name, one in sorted(streams.items()) if (line := _staged(name, one))]
     for name, one in sorted(streams.items()):
         told = [*one.get("problems", []), *([one["problem"]] if "problem" in one else [])]
         parts += [Text(f"{name}: {problem}", "red") for problem in told]
     return Group(*parts)
+
+
+def _staged(name: str, stream: dict[str, Any]) -> str:
+    """What is staged and neither committed nor aborted, if anything is."""
+    stages = stream.get("stages") or {}
+    if not stages.get("attempts"):
+        return ""
+    seconds = max(0.0, round((time.time_ns() - stages["oldest_ns"]) / 1e9))
+    return (
+        f"{name}: {stages['attempts']:,} attempts of {stages['transactions']:,} transactions are"
+        f" staged ({format_size(stages['nbytes'])}, {stages['open']:,} being written), the oldest"
+        f" for {format_duration(seconds)}"
+    )
 
 
 def _stream_cells(

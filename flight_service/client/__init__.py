@@ -24,11 +24,13 @@ writer.py        putting with a window in flight, and again after a failure
 outbox.py        … which bundles are where, without any I/O
 pending.py       … what goes in, and the promise of a receipt
 lane.py          … one DoPut call
+staging.py       a share of a transaction: written apart, published by its commit
 subscription.py  receiving: iterate, ack
 feed.py          … the threads behind it, and reconnecting
 outcomes.py      … what was said and is not confirmed, without any I/O
 call.py          … one DoExchange call
 reading.py       looking without claiming
+parts.py         … a share of a plan, by ref, whatever the connection does
 bundle.py        bundles in a reader's hands
 connection.py    addresses, identity, single calls
 retry.py         how long to wait, when to give up
@@ -55,6 +57,7 @@ from flight_service.client.errors import (
 from flight_service.client.pending import Pending, Receipt, WriterStats
 from flight_service.client.retry import Retry
 from flight_service.client.session import Client, connect
+from flight_service.client.staging import Staged, StageWriter
 from flight_service.client.stream import Lag, Stream
 from flight_service.client.subscription import Subscription
 from flight_service.client.writer import Writer
@@ -66,6 +69,8 @@ __all__ = [
     "Stream",
     "Writer",
     "WriterStats",
+    "StageWriter",
+    "Staged",
     "Pending",
     "Receipt",
     "Subscription",

@@ -11,7 +11,7 @@ import pyarrow as pa
 from flight_service.client.errors import BadRequest, ServerFault
 from flight_service.protocol.get import BundleInfo
 from flight_service.protocol.names import Ref
-from flight_service.protocol.wrapper import unwrap, unwrap_batch
+from flight_service.protocol.wrapper import SlotStream, unwrap, unwrap_batch
 
 ACKED = "acked"
 REJECTED = "rejected"
@@ -76,6 +76,10 @@ class Bundle(Mapping[str, pa.RecordBatch]):
             batch = unwrap_batch(unwrap(self._wrapped.slice(row, 1))[0])
             self._batches[slot] = batch
         return batch
+
+    def streams(self) -> list[SlotStream]:
+        """Its slots as they travelled, each an Arrow IPC stream, in the order of the names."""
+        return unwrap(self._wrapped)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.info.slots)

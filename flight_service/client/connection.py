@@ -8,6 +8,7 @@ A token never travels in the clear to another machine unless ``insecure=True`` s
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -125,7 +126,9 @@ class Connection:
         tls: Tls | None = None,
         insecure: bool = False,
         timeout: float = CALL_TIMEOUT,
+        retry: Retry | None = None,
     ) -> None:
+        """``retry`` is the client's patience: single calls never have more than that."""
         self.address = Address.parse(url)
         if token is not None and not (self.address.tls or self.address.local or insecure):
             raise BadRequest(
@@ -135,6 +138,11 @@ class Connection:
             )
         self._token = token
         self._timeout = timeout
+        self._calls = CALL_RETRY
+        if retry is not None and (retry.give_up_after or math.inf) < (
+            CALL_RETRY.give_up_after or 0
+        ):
+            self._calls = retry
         self._stopped = threading.Event()
         options = (tls or Tls()).options() if self.address.tls else {}
         self._client = flight.FlightClient(
@@ -200,7 +208,7 @@ class Connection:
                 return once()
             except Exception as error:
                 raise typed(error) from error
-        return call(once, retry, self.pause)
+        return call(once, self._calls if retry is CALL_RETRY else retry, self.pause)
 
     def pause(self, seconds: float) -> None:
         """Wait between two tries; closing the client ends the wait."""

@@ -127,6 +127,7 @@ _KINDS: Final[Mapping[str, type[ClientError]]] = {
     "unknown_stream": NotFound,
     "unknown_subscriber": NotFound,
     "unknown_bundle": NotFound,
+    "stage_not_found": NotFound,
     "expired": Expired,
     "bundle_gone": Expired,
 }

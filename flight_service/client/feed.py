@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import pyarrow as pa
@@ -106,6 +107,7 @@ class Feed:
     def _hand_out(self, info: BundleInfo, wrapped: pa.RecordBatch) -> Delivered:
         self._idle = False
         self._held.add(info.ref)
+        self._outcomes.handed_out(info.ref)
         self._grant(info)
         return Delivered(info, wrapped, self)
 
@@ -148,19 +150,37 @@ class Feed:
         self._abandoned.append(ref)
 
     def flush(self, timeout: float | None, *, durable: bool) -> None:
-        """Wait until every outcome said so far has arrived (and is on disk)."""
+        """Wait until every outcome said so far has arrived (and is on disk).
+
+        A call that breaks meanwhile is made again like any other, and what may not have
+        reached the disk of a server that died is said again first.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
         with self._lock:
-            self._outcomes.urgent = True
-            self._work.notify()
-            arrived = self._changed.wait_for(
-                lambda: not len(self._outcomes) or self._stopping.is_set(), timeout
-            )
-            if self._failed is not None:
-                raise self._failed
+            self._arrive_all(lambda: not len(self._outcomes), timeout, deadline)
+            while durable and not self._stopping.is_set():
+                self._forget(self._outcomes.doubts())
+                self._arrive_all(lambda: not len(self._outcomes), timeout, deadline)
+                mark = self._outcomes.mark()
+                self._arrive_all(mark.over, timeout, deadline)
+                if mark.done:
+                    return
+        if durable:  # closed: there is no call to ask by
+            self._settle_late()
+            self._say(Group(ACKED, "", None, True))
+
+    def _arrive_all(
+        self, ready: Callable[[], bool], timeout: float | None, deadline: float | None
+    ) -> None:
+        """Wait for the messenger; the lock is held."""
+        self._outcomes.urgent = True
+        self._work.notify()
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        arrived = self._changed.wait_for(lambda: ready() or self._stopping.is_set(), left)
+        if self._failed is not None:
+            raise self._failed
         if not arrived:
             raise Timeout("timeout", f"outcomes are not confirmed after {timeout:g} s.")
-        if durable:
-            self._say(Group(ACKED, "", None, True))
 
     # The reader
 
@@ -256,7 +276,7 @@ class Feed:
             self._forget(set(message.refs))
 
     def _forget(self, refs: set[Ref]) -> None:
-        """Claims that went back: what nobody has taken yet comes again, to us or others."""
+        """What is not ours to hand out any more: claims that went back, or what is finished."""
         kept = deque(one for one in self._buffer if one[0].ref not in refs)
         for info, _ in self._buffer:
             if info.ref in refs:
@@ -365,6 +385,7 @@ class Feed:
         with self._lock:
             if self._call is None or self._stopping.is_set():
                 self._outcomes.call_lost()
+                self._changed.notify_all()
             groups = self._outcomes.take_late()
         while groups:
             group = groups[0]
@@ -378,7 +399,7 @@ class Feed:
                 group.error = error
             groups.pop(0)
             with self._lock:
-                group.done = group.error is None
+                self._outcomes.settled(group)
                 self._changed.notify_all()
 
     def _say(self, group: Group) -> Taken:

@@ -9,6 +9,12 @@
 Outcomes of one kind travel together.  A call that breaks gives its claims back, so what
 was not confirmed by then is *late*: it is said again by an action, which counts whoever
 holds the bundle now.
+
+What is confirmed need not be on the server's disk yet.  It is remembered until it is; if
+the call breaks first, the server may have died and it is *doubtful*.  ``mark`` asks for the
+disk: what is doubtful is said again first, and once the mark is confirmed, by the very call
+that all the rest was confirmed by, everything said before it is there.  A bundle that is
+in the user's hands again is no longer doubtful: what was said about it is void.
 """
 
 from __future__ import annotations
@@ -25,6 +31,10 @@ from flight_service.protocol.names import Ref
 
 MAX_GROUP: Final = 4_096
 """Most refs that one message carries."""
+MAX_REMEMBERED: Final = 1_024
+"""Refs confirmed and not known to be on disk; beyond, the next message asks for that."""
+MAX_DOUBTFUL: Final = 65_536
+"""For those who never ask for the disk: the oldest are forgotten."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +47,13 @@ class Group:
     durable: bool
     refs: list[Ref] = field(default_factory=list)
     done: bool = False
+    lost: bool = False
+    """A mark whose call broke before it was confirmed."""
     error: ClientError | None = None
+
+    def over(self) -> bool:
+        """Whether nobody needs to wait for it any more."""
+        return self.done or self.lost
 
     def message(self, number: int) -> ClientMessage:
         """For the live call."""
@@ -74,17 +90,22 @@ class Outcomes:
         self._sent: dict[int, Group] = {}
         self._full: list[Group] = []
         self._late: list[Group] = []
+        self._saying: list[Group] = []
+        self._marks: list[Group] = []
+        self._remembered: dict[Ref, tuple[str, str]] = {}
+        self._doubtful: dict[Ref, tuple[str, str]] = {}
         self._next_id = 1
         self.urgent = False
 
     def __len__(self) -> int:
         """Groups that are not done."""
-        return len(self._open) + len(self._full) + len(self._sent) + len(self._late)
+        waiting = len(self._open) + len(self._full) + len(self._marks)
+        return waiting + len(self._sent) + len(self._late) + len(self._saying)
 
     @property
     def unsent(self) -> bool:
         """Whether there is something to send on the live call."""
-        return bool(self._open or self._full)
+        return bool(self._open or self._full or self._marks)
 
     @property
     def has_late(self) -> bool:
@@ -105,6 +126,34 @@ class Outcomes:
             self.urgent = True
         return group
 
+    def mark(self) -> Group:
+        """Ask that everything confirmed so far is on disk; done, or lost with the call.
+
+        Not before what is doubtful was said again: see :meth:`doubts`.
+        """
+        group = Group(ACKED, "", None, True)
+        self._marks.append(group)
+        self.urgent = True
+        return group
+
+    def doubts(self) -> set[Ref]:
+        """Have everything doubtful said again; what that is."""
+        found = set(self._doubtful)
+        groups: dict[tuple[str, str], Group] = {}
+        for ref, (kind, reason) in self._doubtful.items():
+            group = groups.setdefault((kind, reason), Group(kind, reason, None, False))
+            group.refs.append(ref)
+            if len(group.refs) >= MAX_GROUP:
+                self._late.append(groups.pop((kind, reason)))
+        self._late += groups.values()
+        self._doubtful.clear()
+        return found
+
+    def handed_out(self, ref: Ref) -> None:
+        """A bundle is in the user's hands, again perhaps: what was said before is void."""
+        self._remembered.pop(ref, None)
+        self._doubtful.pop(ref, None)
+
     def next_id(self) -> int:
         """A number for a message that wants an answer."""
         number = self._next_id
@@ -114,12 +163,16 @@ class Outcomes:
     def take(self) -> list[ClientMessage]:
         """Everything that can be sent now."""
         messages: list[ClientMessage] = []
-        for group in (*self._full, *self._open.values()):
+        waiting = [*self._full, *self._open.values(), *self._marks]
+        if waiting and len(self._remembered) >= MAX_REMEMBERED:
+            waiting[-1].durable = True
+        for group in waiting:
             number = self.next_id()
             self._sent[number] = group
             messages.append(group.message(number))
         self._full.clear()
         self._open.clear()
+        self._marks.clear()
         self.urgent = False
         return messages
 
@@ -129,15 +182,39 @@ class Outcomes:
         if group is None:
             return
         refused = set(not_taken)
+        taken = [ref for ref in group.refs if ref not in refused]
+        if group.durable:
+            self._remembered.clear()  # the server writes all there is, not only this
+        else:
+            self._remember(group, taken)
         if refused:
             group.refs = [ref for ref in group.refs if ref in refused]
             self._late.append(group)
         else:
             group.done = True
 
+    def settled(self, group: Group) -> None:
+        """A late one was said by an action, or can't be."""
+        self._saying.remove(group)
+        group.done = group.error is None
+        if group.done and not group.durable:
+            self._remember(group, group.refs)
+
+    def _remember(self, group: Group, refs: list[Ref]) -> None:
+        if group.kind in (ACKED, REJECTED):
+            self._remembered.update(dict.fromkeys(refs, (group.kind, group.reason)))
+
     def call_lost(self) -> None:
-        """The call is over: all that is not confirmed is late."""
-        self._late += [*self._sent.values(), *self._full, *self._open.values()]
+        """The call is over: what is not confirmed is late, what may not be on disk doubtful."""
+        known = [*self._sent.values(), *self._full, *self._open.values(), *self._marks]
+        for group in known:
+            group.lost = not group.refs
+        self._late += [group for group in known if group.refs]
+        self._doubtful |= self._remembered
+        for ref in list(self._doubtful)[:-MAX_DOUBTFUL]:
+            del self._doubtful[ref]
+        self._remembered.clear()
+        self._marks.clear()
         self._sent.clear()
         self._full.clear()
         self._open.clear()
@@ -146,8 +223,12 @@ class Outcomes:
     def take_late(self) -> list[Group]:
         """What has to be said by an action; give it back with :meth:`still_late` if that fails."""
         late, self._late = self._late, []
-        return late
+        self._saying += late
+        return list(late)
 
     def still_late(self, groups: Iterable[Group]) -> None:
-        """Saying it failed for now."""
-        self._late[:0] = groups
+        """Saying them failed for now."""
+        back = list(groups)
+        for group in back:
+            self._saying.remove(group)
+        self._late[:0] = back

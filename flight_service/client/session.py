@@ -147,7 +147,9 @@ def connect(
     'ok'
     """
     tls = Tls(tls_ca, tls_cert, tls_key, tls_hostname)
-    connection = Connection(url, token=token, tls=tls, insecure=insecure, timeout=timeout)
+    connection = Connection(
+        url, token=token, tls=tls, insecure=insecure, timeout=timeout, retry=retry
+    )
     client = Client(connection, retry or Retry())
     patience = Retry(initial=0.05, maximum=0.5, give_up_after=wait)
     try:

@@ -14,9 +14,11 @@ import pyarrow as pa
 from flight_service.client.bundle import Bundle
 from flight_service.client.connection import Connection
 from flight_service.client.errors import Rejection
+from flight_service.client.parts import Parts, SlotBatch
 from flight_service.client.pending import Data, Receipt
 from flight_service.client.reading import Range, Reading, When, Where, to_start
 from flight_service.client.retry import Retry
+from flight_service.client.staging import PART_BYTES, StageWriter
 from flight_service.client.subscription import Subscription
 from flight_service.client.writer import Writer
 from flight_service.protocol.actions import (
@@ -44,7 +46,18 @@ from flight_service.protocol.actions import (
 )
 from flight_service.protocol.exchange import SubscribeCommand
 from flight_service.protocol.names import Ref, check_name
+from flight_service.protocol.plan import (
+    MAX_PART_BUNDLES,
+    MAX_PARTS,
+    PART_SIZE,
+    Plan,
+    Planned,
+    Run,
+    Schemas,
+    SchemasRequest,
+)
 from flight_service.protocol.put import PutCommand
+from flight_service.protocol.stage import Abort, Aborted, Begin, Begun, Commit, CommitDone
 
 WINDOW: Final = 256
 WINDOW_BYTES: Final = 64 << 20
@@ -83,6 +96,7 @@ class Stream:
         self._connection = connection
         self._retry = retry
         self._reading = Reading(connection, name, retry)
+        self._parts = Parts(connection, name, retry)
         self._lock = threading.Lock()
         self._shared: Writer | None = None
 
@@ -145,6 +159,72 @@ class Stream:
             retry=retry or self._retry,
             on_reject=on_reject,
         )
+
+    # Staged writes: many producers, all at once or not at all
+
+    def begin(self, app: str, version: int) -> Begun:
+        """Whether a transaction is committed already: then there is nothing left to write.
+
+        >>> telemetry.begin("job-7", 0).committed
+        False
+        """
+        request = Begin(stream=self.name, app=app, version=version)
+        return self._connection.action("begin", request, Begun, retry=self._retry)
+
+    def stage(
+        self,
+        app: str,
+        version: int,
+        attempt: str | None = None,
+        *,
+        window: int = WINDOW,
+        window_bytes: int = WINDOW_BYTES,
+        part_bytes: int = PART_BYTES,
+        retry: Retry | None = None,
+    ) -> StageWriter:
+        """Write a share of a transaction; nobody sees it before it is committed.
+
+        ``attempt`` is a name of this share that nobody else uses; chance makes one.  A
+        server that restarts in the middle costs time and nothing else: up to ``part_bytes``
+        are kept here, to be sent again.
+
+        >>> with telemetry.stage("job-7", 0) as share:
+        ...     share.put({"Logs": logs})
+        >>> done = telemetry.commit("job-7", 0, share.finish().attempts)
+        >>> done.bundles, done.repeated
+        (1, False)
+        >>> telemetry.commit("job-7", 0, share.finish().attempts).repeated
+        True
+        """
+        return StageWriter(
+            self._connection,
+            self.name,
+            app,
+            version,
+            attempt,
+            window=window,
+            window_bytes=window_bytes,
+            part_bytes=part_bytes,
+            retry=retry or self._retry,
+        )
+
+    def commit(self, app: str, version: int, attempts: Iterable[str]) -> CommitDone:
+        """Publish finished attempts in this order, all at once; all others are removed.
+
+        Asked again until it is answered: a repeat changes nothing and says ``repeated``.
+        """
+        request = Commit(stream=self.name, app=app, version=version, attempts=tuple(attempts))
+        return self._connection.action("commit", request, CommitDone, retry=self._retry)
+
+    def abort(self, app: str, version: int, attempts: Iterable[str] | None = None) -> int:
+        """Remove what a transaction staged, or these attempts; changes nothing committed.
+
+        >>> telemetry.abort("job-8", 0)
+        0
+        """
+        only = None if attempts is None else tuple(attempts)
+        request = Abort(stream=self.name, app=app, version=version, attempts=only)
+        return self._connection.action("abort", request, Aborted, retry=self._retry).attempts
 
     # Receiving
 
@@ -239,6 +319,41 @@ class Stream:
         """
         return self._reading.batches(_range(start, end, since, until), slot, columns)
 
+    def slot_part(
+        self,
+        runs: Iterable[Run],
+        slot: str,
+        columns: Sequence[str] | None = None,
+        *,
+        on_gone: Callable[[list[Ref]], None] | None = None,
+    ) -> Iterator[SlotBatch]:
+        """One slot of a plan's part, bundle by bundle, with its ref, place and time.
+
+        A lost connection costs time and nothing else.  A bundle that is gone is an
+        :class:`Expired` error, unless ``on_gone`` takes note of it.
+
+        >>> (part,) = telemetry.plan().parts
+        >>> [one.batch.num_rows for one in telemetry.slot_part(part.runs, "Logs")]
+        [2]
+        """
+        return self._parts.slot(runs, slot, columns, on_gone)
+
+    def bundle_part(
+        self,
+        runs: Iterable[Run],
+        slots: Sequence[str] | None = None,
+        columns: Mapping[str, Sequence[str]] | None = None,
+        *,
+        on_gone: Callable[[list[Ref]], None] | None = None,
+    ) -> Iterator[Bundle]:
+        """A plan's part as whole bundles, likewise.
+
+        >>> (part,) = telemetry.plan().parts
+        >>> [bundle.key for bundle in telemetry.bundle_part(part.runs)]
+        ['job-1/0']
+        """
+        return self._parts.bundles(runs, slots, columns, on_gone)
+
     def tail(
         self, start: Ref | tuple[int, int] | None = None, *, slots: Sequence[str] | None = None
     ) -> Iterator[Bundle]:
@@ -255,6 +370,50 @@ class Stream:
         """Where the next bundle will be, or later: everything durable is before it."""
         report = self.status()
         return Ref(*report["end"])
+
+    def schemas(self, *, earlier: bool = False) -> dict[str, list[pa.Schema]]:
+        """Every schema of each slot, oldest first; no data is read for it.
+
+        ``earlier``: those instead that bundles had which are gone by now.
+
+        >>> [schema.names for schema in telemetry.schemas()["Logs"]]
+        [['body', 'level']]
+        """
+        found = self._connection.action("schemas", SchemasRequest(stream=self.name), Schemas)
+        chosen = {one.slot: one.earlier if earlier else one.schemas for one in found.slots}
+        return {
+            slot: [pa.ipc.read_schema(pa.py_buffer(one)) for one in messages]
+            for slot, messages in chosen.items()
+            if messages
+        }
+
+    def plan(
+        self,
+        start: Ref | tuple[int, int] | None = None,
+        end: Ref | tuple[int, int] | None = None,
+        *,
+        since: When | None = None,
+        until: When | None = None,
+        max_bundles: int = MAX_PART_BUNDLES,
+        max_bytes: int = PART_SIZE,
+        max_parts: int = MAX_PARTS,
+        subscriber: str | None = None,
+    ) -> Planned:
+        """A range cut into parts of at most ``max_bundles`` and ``max_bytes``, to share out.
+
+        >>> planned = telemetry.plan(receipt.ref, max_bundles=1, max_parts=1)
+        >>> planned.parts[0].bundles, planned.parts[0].end <= planned.latest
+        (1, True)
+        """
+        request = Plan(
+            stream=self.name,
+            max_bundles=max_bundles,
+            max_bytes=max_bytes,
+            max_parts=max_parts,
+            subscriber=subscriber,
+            **_range(start, end, since, until).fields(),
+        )
+        return self._connection.action("plan", request, Planned)
 
     # Subscribers
 
@@ -310,6 +469,19 @@ class Stream:
         """
         request = Ack(stream=self.name, subscriber=subscriber, refs=_refs(refs), durable=durable)
         return self._connection.action("ack", request, Outcomes)
+
+    def ack_before(
+        self, subscriber: str, position: Ref | tuple[int, int], *, durable: bool = False
+    ) -> int:
+        """Finish all that can be read before a position, claimed or not; how many are new.
+
+        >>> telemetry.ack_before("exporter", receipt.ref)
+        0
+        """
+        request = Ack(
+            stream=self.name, subscriber=subscriber, before=Ref(*position), durable=durable
+        )
+        return self._connection.action("ack", request, Outcomes).taken
 
     def reject(
         self, subscriber: str, refs: Iterable[Ref | tuple[int, int]], reason: str = ""

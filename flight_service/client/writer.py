@@ -78,6 +78,8 @@ class Writer:
         self._backoff = Backoff(retry)
         self._on_reject = on_reject
         self._prefix = secrets.token_hex(8)
+        # Under a key of our own we never send anything else: no need to hash it to be sure.
+        self._vouched = secrets.token_bytes(32)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # for those who wait for room, receipts
         self._work = threading.Condition(self._lock)  # for the courier
@@ -124,10 +126,11 @@ class Writer:
         with self._lock:
             self._await(lambda: self._has_room(nbytes), timeout, "room in the window")
             self._check()
+            vouched = None
             if key is None:
-                key = f"{self._prefix}-{self._given}"
+                key, vouched = f"{self._prefix}-{self._given}", self._vouched
             self._given += 1
-            envelope = Envelope(key=key, attributes=attributes, event_time=event_time)
+            envelope = Envelope(key=key, hash=vouched, attributes=attributes, event_time=event_time)
             pending = Pending(self, key)
             self._box.add(Entry(slots, envelope, nbytes, pending))
             self._start()

@@ -10,6 +10,7 @@ the same class, so the two can't drift apart.
 ::
 
     producer    DoPut        PutCommand → batches, each with an Envelope → PutReceipts
+                             … into a stage: finish_stage, then commit or abort
     reader      GetFlightInfo  ReadCommand → endpoints with Tickets → DoGet → BundleInfo
     subscriber  DoExchange   SubscribeCommand → bundles with BundleInfo ⇄ ClientMessage
     anybody     DoAction     one request Message and one answer Message per action
@@ -20,7 +21,9 @@ message.py    the machinery: fields, bounds, strict JSON
 errors.py     error codes, and the Flight error class of each, both ways
 wrapper.py    a bundle as one record batch (bundle mode)
 put.py        putting: descriptor, envelope, receipts
+stage.py      staged writes: begin, finish, commit, abort
 get.py        reading: descriptor, ticket, endpoint and bundle metadata
+plan.py       before reading: schemas, and a range cut into parts
 exchange.py   the live subscription: descriptor and messages both ways
 actions.py    every action: name, request, answer, description
 reference.py  the tables of ``docs/protocol.md``, made from all of these

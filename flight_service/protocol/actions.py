@@ -4,6 +4,7 @@ The body of an action is one JSON object, the answer one result with one JSON ob
 :data:`ACTIONS` is the one table: ``ListActions``, the server's dispatch, the
 authorisation table and the documentation are all made from it.
 
+``ack`` also takes a position: all before it is finished, at the cost of a look.
 ``claim`` has the second name ``next``.  ``ack``, ``reject`` and ``defer`` take many refs
 at once.  An outcome for a bundle whose lease has ended is not taken if the request names
 the lease: such refs come back in ``problems`` with what became of them.  Without a lease
@@ -50,6 +51,17 @@ from flight_service.protocol.message import (
     whole,
 )
 from flight_service.protocol.names import Ref, read_ref
+from flight_service.protocol.plan import Plan, Planned, Schemas, SchemasRequest
+from flight_service.protocol.stage import (
+    Abort,
+    Aborted,
+    Begin,
+    Begun,
+    Commit,
+    CommitDone,
+    FinishStage,
+    StageFinished,
+)
 
 MAX_TIMEOUT_MS: Final = 3_600_000
 TIMEOUT_MS: Final = whole(0, MAX_TIMEOUT_MS)
@@ -148,6 +160,9 @@ class Registered(Message):
     status: str = of(TEXT, doc="registered, or active once the start-up is over.")
     created: bool = of(BOOL, doc="Whether it is new.")
     policy: Mapping[str, Any] = of(OBJECT, doc="All values of its policy.")
+    position: Ref | None = of(
+        REF, default=None, doc="The oldest bundle it has not finished, or the stream's end."
+    )
 
 
 class Dropped(Message):
@@ -198,9 +213,18 @@ class Ack(Message):
 
     stream: str = of(STREAM, doc="The stream.")
     subscriber: str = of(SUBSCRIBER, doc="By whom.")
-    refs: tuple[Ref, ...] = of(REFS, doc="Which bundles.")
+    refs: tuple[Ref, ...] | None = of(REFS, default=None, doc="Which bundles.")
     lease: str | None = of(LEASE_ID, default=None, doc="Count only while this lease holds.")
     durable: bool = of(BOOL, default=False, doc="Answer once this is on disk.")
+    before: Ref | None = of(
+        REF, default=None, doc="All that can be read before this position, claimed or not."
+    )
+
+    def check(self) -> None:
+        if self.before is None and self.refs is None:
+            raise bad("Ack: refs is missing, or before.")
+        if self.before is not None and self.lease is not None:
+            raise bad("Ack: before counts whoever holds a claim; leave lease out.")
 
 
 class Reject(Message):
@@ -416,9 +440,17 @@ ACTIONS: Final[Mapping[str, Action]] = {
         Action("defer", Defer, Outcomes, "Not now: deliver bundles again later (nack)."),
         Action("renew", Renew, Renewed, "Hold claims longer."),
         Action("seek", Seek, Position, "Make a subscriber go on from somewhere else."),
+        Action("plan", Plan, Planned, "Cut a range of bundles into parts, for many readers."),
+        Action("schemas", SchemasRequest, Schemas, "Which schemas the slots have."),
         Action("flush", StreamRequest, Flushed, "Write everything in memory to segments."),
         Action("wait_durable", WaitDurable, Done, "Wait until a bundle is on disk."),
         Action("maintain", StreamRequest, Maintained, "Do all upkeep that is due."),
+        Action("begin", Begin, Begun, "Ask whether a transaction is committed already."),
+        Action(
+            "finish_stage", FinishStage, StageFinished, "An attempt is complete: put it on disk."
+        ),
+        Action("commit", Commit, CommitDone, "Publish the attempts of a transaction, all at once."),
+        Action("abort", Abort, Aborted, "Remove what a transaction staged, if not committed."),
         Action("drain", Drain, Drained, "Stop puts to a stream, wait for its subscribers."),
         Action("status", OptionalStreamRequest, StatusReport, "The server and its streams."),
         Action("lag", LagRequest, LagReport, "How far subscribers are behind."),

@@ -31,6 +31,7 @@ from flight_service.protocol.message import (
     BOOL,
     COLUMNS,
     COUNT,
+    MAX_TIME_NS,
     PROJECTION,
     REF,
     REFS,
@@ -50,7 +51,7 @@ from flight_service.protocol.message import (
     text,
     whole,
 )
-from flight_service.protocol.names import Ref
+from flight_service.protocol.names import MAX_REFS, Ref
 from flight_service.protocol.put import MAX_COMMAND, MAX_KEY, path_of
 
 MAX_TICKET: Final = 2 << 20
@@ -64,6 +65,7 @@ MODE: Final = choice("bundle", "slot")
 ORDER: Final = choice("oldest", "newest")
 LEASE_ID: Final = text(64)
 LEASE_MS: Final = whole(MIN_LEASE_MS, MAX_LEASE_MS)
+KNOWN: Final = whole(-1, MAX_TIME_NS)
 WAIT_MS: Final = whole(0, MAX_WAIT_MS)
 
 
@@ -101,6 +103,9 @@ class ReadCommand(Message):
     end: Ref | None = of(REF, default=None, doc="Up to this ref, excluded.")
     since_ns: int | None = of(TIME_NS, default=None, doc="Taken in at this time or later.")
     until_ns: int | None = of(TIME_NS, default=None, doc="Taken in before this time.")
+    describe: bool = of(
+        BOOL, default=False, doc="Tell each bundle's place in the log and time, in the info."
+    )
 
     def check(self) -> None:
         check_mode(self)
@@ -179,6 +184,14 @@ class FlightMeta(Message):
         REFS, default=(), doc="Slot mode: bundles of the answer that don't have the slot."
     )
     more: bool = of(BOOL, default=False, doc="There is more than fits the answer's limits.")
+    sequences: tuple[int, ...] = of(
+        listed(KNOWN, MAX_REFS), default=(), doc="With `describe`: as `refs`; -1: not known."
+    )
+    times_ns: tuple[int, ...] = of(
+        listed(KNOWN, MAX_REFS),
+        default=(),
+        doc="With `describe`: when the server took each; -1: not known.",
+    )
 
 
 class StreamMeta(Message):

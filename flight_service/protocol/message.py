@@ -118,6 +118,11 @@ def nested(message: type[Message], maximum: int) -> Kind:
     )
 
 
+def inner(message: type[Message]) -> Kind:
+    """One message inside a message."""
+    return Kind(message.__name__, message.from_fields, lambda value: value.to_fields())
+
+
 def _read_bool(value: Any, where: str) -> bool:
     if not isinstance(value, bool):
         raise bad(f"{where} must be true or false.")

@@ -84,6 +84,13 @@ def read_refs(value: Any, where: str) -> tuple[Ref, ...]:
     return tuple(refs)
 
 
+def read_runs(value: Any, where: str) -> tuple[tuple[int, int, int], ...]:
+    """A list of runs of refs out of JSON, as they are."""
+    if not isinstance(value, list) or len(value) > MAX_REFS:
+        raise ServiceError("bad_request", f"{where} must be a list of at most {MAX_REFS:,} runs.")
+    return tuple(_run(item, where) for item in value)
+
+
 def _run(item: Any, where: str) -> tuple[int, int, int]:
     if isinstance(item, list) and len(item) in (2, 3) and _fits(item[0], item[1]):
         count = item[2] if len(item) == 3 else 1

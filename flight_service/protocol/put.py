@@ -25,6 +25,10 @@ that one is taken or rejected, the call goes on as before.
 
 The end of the stream is not a commit: a client that dies looks like a normal end.  Only
 receipts tell what was taken.
+
+With a ``stage`` in the command the bundles go into a stage instead, and appear when it is
+committed: see :mod:`~flight_service.protocol.stage`.  Their receipts have no ref yet, and
+their envelopes no key: the transaction is what makes them unique.
 """
 
 from __future__ import annotations
@@ -46,12 +50,14 @@ from flight_service.protocol.message import (
     Message,
     bad,
     choice,
+    inner,
     nested,
     of,
     text,
     whole,
 )
 from flight_service.protocol.names import Ref, check_name
+from flight_service.protocol.stage import STAGED, StageName
 
 MAX_COMMAND: Final = 64 << 10
 MAX_ENVELOPE: Final = 64 << 10
@@ -78,10 +84,15 @@ class PutCommand(Message):
     durability: str = of(
         choice(ACCEPTED, DURABLE), default=DURABLE, doc="Send receipts once on disk, or at once."
     )
+    stage: StageName | None = of(
+        inner(StageName), default=None, doc="Write into this stage, to be committed later."
+    )
 
     def check(self) -> None:
         if (self.mode == "slot") != (self.slot is not None):
             raise bad("PutCommand: slot mode, and only slot mode, names a slot.")
+        if self.stage is not None and self.durability != DURABLE:
+            raise bad("PutCommand: a stage is durable when it is finished; leave durability out.")
 
     def descriptor(self) -> flight.FlightDescriptor:
         """For ``do_put``."""
@@ -140,10 +151,12 @@ class PutReceipt(Message):
 
     n: int = of(COUNT, doc="Which message of this call, counted from 0.")
     status: str = of(choice(OK, DUP, REJECTED, RETRY), doc="What became of it.")
-    ref: Ref | None = of(REF, default=None, doc="Where the bundle is (ok, dup).")
+    ref: Ref | None = of(
+        REF, default=None, doc="Where the bundle is (ok, dup); not known in a stage."
+    )
     sequence: int | None = of(COUNT, default=None, doc="Its place in the log (ok, dup).")
     durability: str | None = of(
-        choice(ACCEPTED, DURABLE), default=None, doc="How far it got (ok, dup)."
+        choice(ACCEPTED, DURABLE, STAGED), default=None, doc="How far it got (ok, dup)."
     )
     key: str | None = of(text(MAX_KEY), default=None, doc="Its key, if it had one.")
     code: str | None = of(text(64), default=None, doc="Why not, for programs (rejected, retry).")

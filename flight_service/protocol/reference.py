@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from flight_service.protocol import actions, exchange, get, put
+from flight_service.protocol import actions, exchange, get, put, stage
 from flight_service.protocol.message import Message
 
 BEGIN: Final = "<!-- begin: written by flight_service.protocol.reference -->"
@@ -18,6 +18,7 @@ END: Final = "<!-- end -->"
 
 MESSAGES: Final[tuple[type[Message], ...]] = (
     put.PutCommand,
+    stage.StageName,
     put.Envelope,
     put.PutReceipt,
     get.ReadCommand,

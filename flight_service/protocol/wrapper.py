@@ -36,6 +36,8 @@ BY_NUMBER: Final = pa.schema(
 )
 BY_NAME: Final = BY_NUMBER.set(0, pa.field("slot", pa.utf8(), nullable=False))
 FINGERPRINT_BYTES: Final = 32
+END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+RECENT_SCHEMAS: Final = 8
 
 
 class SlotStream(NamedTuple):
@@ -127,8 +129,41 @@ def _fingerprint(value: bytes | None) -> bytes | None:
     return value
 
 
-def ipc_stream(batch: pa.RecordBatch) -> pa.Buffer:
-    """One batch as the IPC stream a row carries."""
+class _Known(NamedTuple):
+    """A schema, and its message if a batch's own message can follow it as it is."""
+
+    schema: pa.Schema
+    message: bytes | None
+
+
+class _Recent:
+    """The last schemas that were sent: replaced as a whole, so that no lock is needed."""
+
+    schemas: tuple[_Known, ...] = ()
+
+
+def ipc_stream(batch: pa.RecordBatch) -> list[bytes | pa.Buffer]:
+    """One batch as the IPC stream a row carries, in pieces.
+
+    A stream writer made for every batch costs several times what the batch does.  So a
+    schema's message is kept, if the stream is that, the batch's message and the end marker:
+    the first batch shows it.  With dictionaries it isn't.
+    """
+    schema = batch.schema
+    for known in _Recent.schemas:
+        if known.schema.equals(schema, check_metadata=True):
+            if known.message is None:
+                return [_written(batch)]
+            return [known.message, batch.serialize(), END_OF_STREAM]
+    whole = _written(batch)
+    message: bytes | None = schema.serialize().to_pybytes()
+    if b"".join((message or b"", batch.serialize(), END_OF_STREAM)) != whole.to_pybytes():
+        message = None
+    _Recent.schemas = (_Known(schema, message), *_Recent.schemas[: RECENT_SCHEMAS - 1])
+    return [whole]
+
+
+def _written(batch: pa.RecordBatch) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -137,14 +172,20 @@ def ipc_stream(batch: pa.RecordBatch) -> pa.Buffer:
 
 def wrap(slots: Mapping[str, pa.RecordBatch]) -> pa.RecordBatch:
     """A bundle for a put, by slot names."""
-    for slot in slots:
-        check_name("slot", slot)
     return wrap_streams(
-        pa.array(list(slots), pa.utf8()),
+        _slot_names(tuple(slots)),
         [None] * len(slots),
-        [[ipc_stream(batch)] for batch in slots.values()],
+        [ipc_stream(batch) for batch in slots.values()],
         BY_NAME,
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _slot_names(names: tuple[str, ...]) -> pa.Array:
+    """Bundles mostly have the same few sets of slots."""
+    for name in names:
+        check_name("slot", name)
+    return pa.array(names, pa.utf8())
 
 
 def wrap_streams(

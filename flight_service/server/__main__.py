@@ -7,6 +7,7 @@ import logging
 import sys
 
 from flight_service.server.lifecycle import Server
+from flight_service.server.process import tune_process
 from flight_service.server.settings import Settings
 from quiver.errors import QuiverError
 
@@ -14,6 +15,7 @@ from quiver.errors import QuiverError
 def main() -> int:
     """Serve; the first line on standard output says where, as JSON."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    tune_process()
     try:
         settings = Settings.load(sys.argv[1] if len(sys.argv) > 1 else None)
         server = Server(settings)

@@ -15,10 +15,23 @@ from flight_service.protocol import actions as wire
 from flight_service.protocol.errors import ServiceError
 from flight_service.protocol.message import Message
 from flight_service.protocol.names import Ref
+from flight_service.protocol.plan import Plan, Planned, Schemas, SchemasRequest
+from flight_service.protocol.stage import (
+    Abort,
+    Aborted,
+    Begin,
+    Begun,
+    Commit,
+    CommitDone,
+    FinishStage,
+    StageFinished,
+)
 from flight_service.server.authz import OBSERVE, Grant, allowed, visible
 from flight_service.server.leases import Desk
+from flight_service.server.plan import plan
 from flight_service.server.ranges import library_start, position_of
 from flight_service.server.streams import Streams
+from quiver import BundleRef
 from quiver.clock import Clock
 from quiver.errors import WaitTimeout
 
@@ -59,17 +72,23 @@ class Actions:
         if name in ("claim", "next"):
             assert isinstance(request, wire.Claim)
             return self._claim(request, gone)
+        action: Callable[..., Message] = getattr(self, f"_{name}")
         if name in ("status", "list_streams"):
-            return getattr(self, f"_{name}")(request, grants)  # type: ignore[no-any-return]
-        return getattr(self, f"_{name}")(request)  # type: ignore[no-any-return]
+            return action(request, grants)
+        return action(request)
 
     # Subscribers
 
     def _register(self, request: wire.Register) -> wire.Registered:
         with self._streams.use(request.stream) as stream:
-            desk, created = stream.register(request, library_start(request.start))
+            desk, created, position = stream.register(request, library_start(request.start))
             status = str(stream.store.subscribers[request.subscriber])
-            return wire.Registered(status=status, created=created, policy=desk.policy.write())
+            return wire.Registered(
+                status=status,
+                created=created,
+                policy=desk.policy.write(),
+                position=Ref(*position),
+            )
 
     def _unregister(self, request: wire.SubscriberRequest) -> wire.Dropped:
         with self._streams.use(request.stream) as stream:
@@ -114,7 +133,9 @@ class Actions:
     def _ack(self, request: wire.Ack) -> wire.Outcomes:
         with self._streams.use(request.stream) as stream:
             desk = stream.desk(request.subscriber)
-            taken, problems = desk.ack(request.refs, request.lease)
+            taken, problems = desk.ack(request.refs or (), request.lease)
+            if request.before is not None:
+                taken += desk.ack_before(BundleRef(*request.before))
             return self._outcomes(desk, taken, problems, stream.store, durable=request.durable)
 
     def _reject(self, request: wire.Reject) -> wire.Outcomes:
@@ -157,6 +178,34 @@ class Actions:
 
     def _expiry(self, seconds: float) -> int:
         return self._clock.now_ns() + int(seconds * 1e9)
+
+    # Staged writes
+
+    def _begin(self, request: Begin) -> Begun:
+        with self._streams.use(request.stream, create=True) as stream:
+            return stream.stages.begin(request)
+
+    def _finish_stage(self, request: FinishStage) -> StageFinished:
+        with self._streams.use(request.stream) as stream:
+            return stream.stages.finish(request)
+
+    def _commit(self, request: Commit) -> CommitDone:
+        with self._streams.use(request.stream) as stream:
+            return stream.stages.commit(request)
+
+    def _abort(self, request: Abort) -> Aborted:
+        with self._streams.use(request.stream) as stream:
+            return stream.stages.abort(request)
+
+    # Before reading
+
+    def _plan(self, request: Plan) -> Planned:
+        with self._streams.use(request.stream) as stream:
+            return plan(stream.store, request)
+
+    def _schemas(self, request: SchemasRequest) -> Schemas:
+        with self._streams.use(request.stream) as stream:
+            return stream.schemas.answer(request.slot)
 
     # Upkeep
 

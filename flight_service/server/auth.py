@@ -203,7 +203,7 @@ def _stamp(path: str) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_ino
 
 
-class CallerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+class CallerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # untyped
     """Makes a :class:`Caller` for every call."""
 
     def start_call(self, info: Any, headers: dict[str, list[str]]) -> Caller:
@@ -213,7 +213,7 @@ class CallerFactory(flight.ServerMiddlewareFactory):  # type: ignore[misc]
         return Caller(values[0] if len(values) == 1 else "" if values else None)
 
 
-class Caller(flight.ServerMiddleware):  # type: ignore[misc]
+class Caller(flight.ServerMiddleware):  # type: ignore[misc]  # untyped
     """What came with a call, and what to do when it has ended, data stream and all."""
 
     def __init__(self, authorization: str | None) -> None:

@@ -3,7 +3,7 @@
 =============  ==================================================================
 verb           for
 =============  ==================================================================
-``put``        putting bundles
+``put``        putting bundles, staged or not; committing and aborting what was staged
 ``read``       reading without a subscriber, schemas, listing
 ``subscribe``  claiming and finishing as a subscriber; making one
 ``manage``     a stream's subscribers and upkeep: seek, flush, drain, unregister …
@@ -60,8 +60,14 @@ TABLE: Final[Mapping[str, str]] = {
     "action:defer": SUBSCRIBE,
     "action:renew": SUBSCRIBE,
     "action:seek": MANAGE,
+    "action:plan": READ,
+    "action:schemas": READ,
     "action:flush": MANAGE,
     "action:wait_durable": PUT,
+    "action:begin": PUT,
+    "action:finish_stage": PUT,
+    "action:commit": PUT,
+    "action:abort": PUT,
     "action:maintain": MANAGE,
     "action:drain": MANAGE,
     "action:status": OBSERVE,

@@ -14,6 +14,7 @@ from flight_service.server.claims import Delivered, bundle_info
 from quiver import BundleRef, Store
 from quiver.errors import BundleGone, NotFound
 from quiver.format.ipc import EncodedBatch, encode_batch, project
+from quiver.metrics import SENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ def wrapped(store: Store, ref: BundleRef, view: View, delivered: Delivered | Non
         streams,
         BY_NUMBER,
     )
+    store.metrics.counter(SENT_BYTES).add(batch.get_total_buffer_size())
     if delivered is None:
         return Wrapped(batch, bundle_info(ref, store.meta(ref), tuple(found)))
     return Wrapped(batch, delivered.info(tuple(found)))
@@ -73,14 +75,13 @@ def runs_of(
         if batch is None:
             without.append(ref)
             continue
+        nbytes = batch.get_total_buffer_size()
         last = runs[-1] if runs else None
         if last is None or not last.schema.equals(batch.schema, check_metadata=True):
-            runs.append(Run(batch.schema, [ref], batch.num_rows, batch.nbytes))
+            runs.append(Run(batch.schema, [ref], batch.num_rows, nbytes))
         else:
             last.refs.append(ref)
-            runs[-1] = Run(
-                last.schema, last.refs, last.rows + batch.num_rows, last.nbytes + batch.nbytes
-            )
+            runs[-1] = Run(last.schema, last.refs, last.rows + batch.num_rows, last.nbytes + nbytes)
     return runs, without
 
 

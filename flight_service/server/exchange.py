@@ -118,7 +118,7 @@ class ExchangeCall:
                 self._credit_bytes += said.credit_bytes
                 self._resting = False
                 self._changed.notify_all()
-        if said.ack or said.reject or said.defer:
+        if said.ack or said.reject or said.defer or said.durable:
             if said.durable:
                 self._flush((self._desk.name,))
             return ServerMessage(type="done", id=said.id, durable=said.durable, refs=refused)

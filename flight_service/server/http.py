@@ -118,7 +118,7 @@ def _handler(
                 self.wfile.write(body)
             self.close_connection = True
 
-        do_HEAD = do_GET  # noqa: N815
+        do_HEAD = do_GET  # noqa: N815  # http.server looks it up by this name
 
         def log_message(self, format: str, *args: object) -> None:
             """Requests for health are no events."""

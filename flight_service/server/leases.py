@@ -236,6 +236,20 @@ class Desk:
         """Bundles were dealt with: how many count, and what is true of the others."""
         return self._finish(refs, lease, lambda handle: handle.ack(), self._ack_unheld)
 
+    def ack_before(self, position: BundleRef) -> int:
+        """Everything before a position was dealt with, whoever holds it; how many are new."""
+        with self._lock:
+            taken = self._subscription().ack_before(position)
+            for held in [one for one in self._held.values() if one.handle.ref < position]:
+                self._drop_claim(held.handle.ref)
+                held.handle.ack()
+            if self.blocked is not None and self.blocked[0].ref < position:
+                self.blocked[0].ack()
+                self.blocked = None
+            for ref in [one for one in self.failures if one < position]:
+                self._forget(ref)
+            return taken
+
     def reject(
         self, refs: Iterable[Ref], reason: str, lease: str | None
     ) -> tuple[int, list[tuple[Ref, str]]]:

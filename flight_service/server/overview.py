@@ -9,7 +9,6 @@ from typing import Any
 from flight_service.protocol.actions import Health, StatusReport
 from flight_service.server.auth import Authenticator
 from flight_service.server.limits import Gate
-from flight_service.server.ranges import end_of
 from flight_service.server.stream import Stream
 from flight_service.server.streams import Streams
 from quiver.clock import Clock
@@ -104,7 +103,8 @@ def stream_status(stream: Stream) -> dict[str, Any]:
         **status,
         "state": "open" if status["state"] == "ok" else status["state"],
         "settings": dict(stream.settings),
-        "end": list(end_of(stream.store)),
+        "end": list(stream.store.end),
+        "stages": stream.stages.status(),
         "subscribers": subscribers,
     }
 

@@ -5,6 +5,9 @@ a *sender* waits until they are durable and sends the receipts, all that a group
 finished in one message.  Between them lies a bounded queue, in order.  A client that
 doesn't read its receipts fills that queue and then waits for itself: nobody else does.
 
+With a stage in the command the bundles go there instead.  They are answered at once: what
+is promised is promised when the stage is finished (see ``stages.py``).
+
 The sender is joined before the handler returns: Flight's writer must not be in use by
 another thread then (that takes the process down).
 """
@@ -16,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 from typing import Any, Final
 
 import pyarrow as pa
@@ -33,8 +37,10 @@ from flight_service.protocol.put import (
     Envelope,
     PutCommand,
 )
+from flight_service.protocol.stage import STAGED
 from flight_service.protocol.wrapper import check_schema, unwrap
 from flight_service.server.edge import service_error
+from flight_service.server.stages import STAGE_ENDED, OpenStage
 from flight_service.server.stream import Stream
 from quiver import Receipt
 from quiver.errors import Fault, QuiverError, StoreClosed
@@ -52,6 +58,8 @@ class _Answer:
     n: int
     fields: dict[str, Any] | None
     receipt: Receipt | None = None
+    repeats: int | None = None
+    """The message this one was sent again for: what its own repeat will name, too."""
 
 
 class PutCall:
@@ -68,15 +76,20 @@ class PutCall:
         put_wait: float,
         stopping: Callable[[], bool],
     ) -> None:
+        self._stream = stream
         self._store = stream.store
+        self._stage: OpenStage | None = None
         self._command = command
         self._reader = reader
         self._writer = writer
         self._window = window
         self._put_wait = put_wait
+        self._awaited = command.durability != ACCEPTED  # by the sender
         self._stopping = stopping
         self._changed = threading.Condition(threading.Lock())
         self._answers: deque[_Answer] = deque()
+        self._sender_sleeps = False
+        self._held_up = False
         self._ended = False
         self._client_gone = False
         self._waiting_for: int | None = None
@@ -86,6 +99,18 @@ class PutCall:
         """Serve the call; returns when the client has sent everything and been answered."""
         if self._command.mode == "bundle":
             check_schema(self._reader.schema)
+        if self._command.stage is None:
+            self._serve()
+            return
+        stage = self._stage = self._stream.stages.open(self._command.stage)
+        broken = True
+        try:
+            self._serve()
+            broken = self._client_gone
+        finally:
+            self._stream.stages.call_over(stage, broken=broken)
+
+    def _serve(self) -> None:
         sender = threading.Thread(target=self._send, name="quiver-receipts", daemon=True)
         sender.start()
         try:
@@ -115,10 +140,19 @@ class PutCall:
                 n += 1
 
     def _enqueue(self, answer: _Answer) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._answers) < self._window or self._client_gone)
-            self._answers.append(answer)
-            if len(self._answers) == 1:
+        # Without the lock as long as nobody sleeps: one appends, one takes.  Each says that it
+        # is going to sleep before it looks a last time, so the other either sees that or was
+        # in time.
+        if len(self._answers) >= self._window:
+            with self._changed:
+                self._held_up = True
+                self._changed.wait_for(
+                    lambda: len(self._answers) < self._window or self._client_gone
+                )
+                self._held_up = False
+        self._answers.append(answer)
+        if self._sender_sleeps:
+            with self._changed:
                 self._changed.notify_all()
 
     def _take(self, n: int, chunk: Any) -> _Answer:
@@ -126,15 +160,19 @@ class PutCall:
         try:
             envelope = _envelope(chunk.app_metadata)
             self._check_turn(envelope)
-            receipt = self._put(envelope, chunk.data)
+            if self._stage is not None:
+                answer = self._put_into(self._stage, n, envelope, chunk.data)
+            else:
+                receipt = self._newest = self._put(envelope, chunk.data)
+                answer = _Answer(n, None, receipt)
         except Exception as error:
             refused = self._refused(n, envelope.key, error)
             if _for_good(refused):
                 self._closes_gap(envelope)  # nobody will send it again
             return refused
         self._closes_gap(envelope)
-        self._newest = receipt
-        return _Answer(n, None, receipt)
+        answer.repeats = envelope.resend
+        return answer
 
     def _closes_gap(self, envelope: Envelope) -> None:
         # The sender may have opened another gap since: only this one is closed.
@@ -174,6 +212,7 @@ class PutCall:
                 content_hash=envelope.hash,
                 event_time=envelope.event_time,
                 timeout=self._put_wait,
+                awaited=self._awaited,
             )
         rows = unwrap(batch)
         return self._store.put_ipc(
@@ -184,18 +223,44 @@ class PutCall:
             content_hash=envelope.hash,
             event_time=envelope.event_time,
             timeout=self._put_wait,
+            awaited=self._awaited,
         )
 
+    def _put_into(
+        self, stage: OpenStage, n: int, envelope: Envelope, batch: pa.RecordBatch
+    ) -> _Answer:
+        if envelope.key is not None or envelope.hash is not None:
+            raise ServiceError(
+                "bad_request", "a staged bundle has no key and no hash: its transaction is unique."
+            )
+        options: dict[str, Any] = {
+            "attributes": envelope.attributes,
+            "event_time": envelope.event_time,
+            "timeout": self._put_wait,
+        }
+        if self._command.mode == "slot":
+            assert self._command.slot is not None
+            stage.put({self._command.slot: batch}, **options)
+        else:
+            rows = unwrap(batch)
+            prints = {row.slot: row.fingerprint for row in rows if row.fingerprint}
+            stage.put_ipc({row.slot: row.ipc for row in rows}, fingerprints=prints, **options)
+        return _Answer(n, {"n": n, "status": OK, "durability": STAGED})
+
     def _refused(self, n: int, key: str | None, error: Exception) -> _Answer:
-        """A refusal is the bundle's answer; only a broken store ends the call."""
+        """A refusal is the bundle's answer; a broken store or an ended stage ends the call."""
         if isinstance(error, StoreClosed):
             error = ServiceError("draining", str(error))
         if isinstance(error, QuiverError) and _broken(error):
             raise error
+        if isinstance(error, ServiceError) and error.code == STAGE_ENDED:
+            raise error
         said = service_error(error, "do_put")
         return _Answer(n, self._refusal(n, key, said))
 
-    def _refusal(self, n: int, key: str | None, said: ServiceError) -> dict[str, Any]:
+    def _refusal(
+        self, n: int, key: str | None, said: ServiceError, repeats: int | None = None
+    ) -> dict[str, Any]:
         fields: dict[str, Any] = {"n": n, "status": RETRY if said.retryable else REJECTED}
         if key is not None:
             fields["key"] = key
@@ -203,7 +268,7 @@ class PutCall:
         fields["reason"] = said.message[:MAX_REASON]
         if said.retryable:
             if self._waiting_for is None and said.code != OUT_OF_TURN:
-                self._waiting_for = n
+                self._waiting_for = n if repeats is None else repeats
             wait = said.retry_after_ms
             fields["retry_after_ms"] = DEFAULT_RETRY_MS if wait is None else wait
         return fields
@@ -213,19 +278,22 @@ class PutCall:
     def _send(self) -> None:
         while (first := self._first()) is not None:
             self._settle(first)
-            fields = self._finished()
+            receipts = self._finished()
             if not self._client_gone:
                 try:
-                    self._writer.write(_message(fields))
+                    self._writer.write(_message(receipts))
                 except (pa.ArrowException, OSError):
                     with self._changed:
                         self._client_gone = True
                         self._changed.notify_all()
 
     def _first(self) -> _Answer | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._answers or self._ended)
-            return self._answers[0] if self._answers else None
+        if not self._answers:
+            with self._changed:
+                self._sender_sleeps = True
+                self._changed.wait_for(lambda: self._answers or self._ended)
+                self._sender_sleeps = False
+        return self._answers[0] if self._answers else None
 
     def _settle(self, answer: _Answer) -> None:
         """Wait until the answer is known; with nobody to tell, there is no hurry either."""
@@ -237,40 +305,43 @@ class PutCall:
         except QuiverError:
             pass  # told by the receipt itself
         except Exception as error:
-            answer.fields = self._refusal(answer.n, receipt.key, service_error(error, "do_put"))
+            said = service_error(error, "do_put")
+            answer.fields = self._refusal(answer.n, receipt.key, said, answer.repeats)
 
-    def _finished(self) -> list[dict[str, Any]]:
-        """All answers, from the first on, that are known by now."""
+    def _finished(self) -> list[str]:
+        """All answers, from the first on, that are known by now; each as JSON."""
         accepted = self._command.durability == ACCEPTED
-        found: list[dict[str, Any]] = []
-        with self._changed:
-            while self._answers and len(found) < MAX_RECEIPTS:
-                answer = self._answers[0]
-                receipt = answer.receipt
-                if answer.fields is not None:
-                    fields = answer.fields
-                elif receipt is not None and (receipt.done or accepted):
-                    fields = self._taken(answer.n, receipt)
-                else:
-                    break
-                found.append(fields)
-                self._answers.popleft()
-            self._changed.notify_all()
+        answers = self._answers
+        found: list[str] = []
+        while answers and len(found) < MAX_RECEIPTS:
+            answer = answers[0]
+            receipt = answer.receipt
+            if answer.fields is not None:
+                said = _json(answer.fields)
+            elif receipt is not None and (receipt.done or accepted):
+                said = self._taken(answer.n, receipt, answer.repeats)
+            else:
+                break
+            found.append(said)
+            answers.popleft()
+        if self._held_up:
+            with self._changed:
+                self._changed.notify_all()
         return found
 
-    def _taken(self, n: int, receipt: Receipt) -> dict[str, Any]:
+    def _taken(self, n: int, receipt: Receipt, repeats: int | None) -> str:
         if receipt.error is not None:
-            return self._refusal(n, receipt.key, _lost(receipt.error))
-        fields: dict[str, Any] = {
-            "n": n,
-            "status": DUP if receipt.duplicate else OK,
-            "ref": list(receipt.ref),
-            "sequence": receipt.sequence,
-            "durability": DURABLE if receipt.durable else ACCEPTED,
-        }
-        if receipt.key is not None:
-            fields["key"] = receipt.key
-        return fields
+            return _json(self._refusal(n, receipt.key, _lost(receipt.error), repeats))
+        # Put together by hand: there is one for every bundle, and the encoder takes ten times
+        # as long.
+        segment, index = receipt.ref
+        status = DUP if receipt.duplicate else OK
+        durability = DURABLE if receipt.durable else ACCEPTED
+        key = "" if receipt.key is None else f',"key":{encode_basestring(receipt.key)}'
+        return (
+            f'{{"n":{n},"status":"{status}","ref":[{segment},{index}],'
+            f'"sequence":{receipt.sequence},"durability":"{durability}"{key}}}'
+        )
 
 
 def _for_good(answer: _Answer) -> bool:
@@ -294,6 +365,9 @@ def _envelope(metadata: Any) -> Envelope:
     return Envelope.decode(metadata.to_pybytes())
 
 
-def _message(receipts: list[dict[str, Any]]) -> bytes:
-    body = {"v": 1, "receipts": receipts}
-    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+def _json(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False)
+
+
+def _message(receipts: list[str]) -> bytes:
+    return f'{{"v":1,"receipts":[{",".join(receipts)}]}}'.encode()

@@ -49,7 +49,7 @@ def first_since(store: Store, since_ns: int) -> BundleRef:
                 return _first_in(store, seq, count, since_ns)
         except NotFound:
             continue  # deleted between the two looks
-    return end_of(store)
+    return store.end
 
 
 def _first_in(store: Store, seq: int, count: int, since_ns: int) -> BundleRef:
@@ -67,18 +67,12 @@ def _ts(store: Store, seq: int, index: int) -> int:
     return store.meta(BundleRef(seq, index)).ingestion_ts_ns or 0
 
 
-def end_of(store: Store) -> BundleRef:
-    """The position behind the newest bundle."""
-    segments = store.segments()
-    return BundleRef(*segments[-1]) if segments else BundleRef(0, 0)
-
-
 def position_of(store: Store, start: Start) -> BundleRef:
     """Where a start lies now."""
     if start == "earliest":
         return BundleRef(0, 0)
     if start == "latest":
-        return end_of(store)
+        return store.end
     if isinstance(start, Ref):
         return BundleRef(*start)
     assert isinstance(start, int)

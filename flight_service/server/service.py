@@ -40,7 +40,7 @@ MAX_LISTED: Final = 1_000
 _log = get_logger()
 
 
-class FlightService(flight.FlightServerBase):  # type: ignore[misc]
+class FlightService(flight.FlightServerBase):  # type: ignore[misc]  # untyped
     """Serves streams over Flight."""
 
     def __init__(

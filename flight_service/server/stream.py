@@ -1,7 +1,8 @@
 """One open stream: its store, its subscribers' desks, and what is kept about them.
 
 ``service.json`` beside the store holds what only the service knows: the settings the
-stream was made with, how each subscriber is served, and how often which bundle came back.
+stream was made with, how each subscriber is served, how often which bundle came back, and
+which schemas its slots had.
 It is replaced as a whole, atomically; losing its newest second costs nothing but some
 delivery counts.
 """
@@ -18,7 +19,9 @@ from flight_service.protocol.actions import Register
 from flight_service.server.claims import Bury, Failure
 from flight_service.server.leases import Desk
 from flight_service.server.policy import Policy
+from flight_service.server.schemas import KnownSchemas
 from flight_service.server.settings import DeliverySection
+from flight_service.server.stages import Stages
 from quiver import BundleRef, Store
 from quiver.clock import Clock
 from quiver.disk.disk import Disk
@@ -37,6 +40,7 @@ class Record:
 
     settings: dict[str, Any] = field(default_factory=dict)
     subscribers: dict[str, Any] = field(default_factory=dict)
+    schemas: dict[str, list[str]] = field(default_factory=dict)
 
 
 def read_record(disk: Disk, place: str) -> Record:
@@ -50,8 +54,8 @@ def read_record(disk: Disk, place: str) -> Record:
         body = json.loads(data)
         if body["v"] != 1:
             raise ValueError(f"version {body['v']!r}")
-        settings, subscribers = body.get("settings", {}), body.get("subscribers", {})
-        if not isinstance(settings, dict) or not isinstance(subscribers, dict):
+        parts = [body.get(name, {}) for name in ("settings", "subscribers", "schemas")]
+        if not all(isinstance(part, dict) for part in parts):
             raise TypeError("not objects")
     except (ValueError, TypeError, KeyError) as error:
         raise StateCorrupt(
@@ -59,7 +63,7 @@ def read_record(disk: Disk, place: str) -> Record:
             advice="Restore it, or remove it to go on with the server's settings.",
             file=path,
         ) from None
-    return Record(settings, subscribers)
+    return Record(*parts)
 
 
 def write_record(disk: Disk, place: str, kept: Mapping[str, Any]) -> None:
@@ -83,6 +87,8 @@ class Stream:
     ) -> None:
         self.name = name
         self.store = store
+        self.stages = Stages(store, clock)
+        self.schemas = KnownSchemas(store, record.schemas)
         self._settings = record.settings
         self._saved = record.subscribers
         self._default = Policy.default(delivery)
@@ -128,16 +134,16 @@ class Stream:
             desk.failures[BundleRef(segment, index)] = Failure(count, reason)
         return desk
 
-    def register(self, request: Register, start: Any) -> tuple[Desk, bool]:
-        """Make a subscriber known and set its policy, durably; whether it is new."""
+    def register(self, request: Register, start: Any) -> tuple[Desk, bool, BundleRef]:
+        """Make a subscriber known and set its policy, durably; whether it is new, and where."""
         created = request.subscriber not in self.store.subscribers
-        self.store.register(request.subscriber, start)
+        position = self.store.register(request.subscriber, start).position
         desk = self.desk(request.subscriber)
         policy = desk.policy.changed_by(request)
         if policy != desk.policy:
             desk.policy = policy
             self.save()
-        return desk, created
+        return desk, created, position
 
     def forget(self, name: str, leave: Callable[[str], int]) -> int:
         """Remove a subscriber; how many bundles it gave up."""
@@ -151,7 +157,7 @@ class Stream:
     # What is kept
 
     def save(self) -> None:
-        """Write settings, policies and failures down, durably."""
+        """Write settings, policies, failures and schemas down, durably."""
         with self._saving:
             with self._lock:
                 desks = list(self._desks.values())
@@ -164,7 +170,11 @@ class Stream:
                             for ref, failure in desk.failures.copy().items()
                         ],
                     }
-                kept = {"settings": self._settings, "subscribers": dict(self._saved)}
+                kept = {
+                    "settings": self._settings,
+                    "subscribers": dict(self._saved),
+                    "schemas": self.schemas.write(),
+                }
             try:
                 self._save(kept)
             except BaseException:
@@ -173,20 +183,23 @@ class Stream:
             self._stale = False
 
     def tick(self, now: float) -> None:
-        """End leases whose time is over; write failures down, at most once a second."""
+        """End leases and stages whose time is over; write what changed down, once a second."""
+        self.stages.tick(now)
+        self.schemas.look()
         with self._lock:
             desks = list(self._desks.values())
         for desk in desks:
             desk.expire(now)
-        if now >= self._next_save and (self._stale or any(desk.changed for desk in desks)):
+        changed = self.schemas.changed or any(desk.changed for desk in desks)
+        if now >= self._next_save and (self._stale or changed):
             self._next_save = now + SAVE_SECONDS
             self.save()
 
     @property
     def busy(self) -> bool:
-        """Whether a bundle is in somebody's hands."""
+        """Whether a bundle is in somebody's hands, or a stage is being written."""
         with self._lock:
-            return any(desk.busy for desk in self._desks.values())
+            return self.stages.busy or any(desk.busy for desk in self._desks.values())
 
     @property
     def watches_the_clock(self) -> bool:
@@ -202,8 +215,12 @@ class Stream:
     def close(self) -> None:
         """Write everything and let go of the directory."""
         try:
-            if any(desk.changed for desk in self.desks().values()):
+            self.schemas.look()
+            if self.schemas.changed or any(desk.changed for desk in self.desks().values()):
                 self.save()
         except QuiverError:
-            pass  # counts only: the store must be closed in any case
-        self.store.close()
+            pass  # counts and schemas only: the store must be closed in any case
+        try:
+            self.stages.close()
+        finally:
+            self.store.close()

@@ -78,7 +78,14 @@ def _show(store: Store, summary: Summary, everything: bool) -> None:
     if summary.slots:
         names = ", ".join(f"{name} = {slot}" for name, slot in sorted(summary.slots.items()))
         out.print(f"slots: {names}", markup=False, soft_wrap=True)
-    for table in (_segments(summary, everything), _log(summary), _subscribers(summary)):
+    tables = (
+        _segments(summary, everything),
+        _log(summary),
+        _stages(summary, everything),
+        _transactions(summary, everything),
+        _subscribers(summary),
+    )
+    for table in tables:
         if table.row_count:
             out.print(table)
     if everything:
@@ -143,6 +150,35 @@ def _log(summary: Summary) -> Table:
             f"{row.bundles:,}",
             format_size(row.bytes),
             f"{row.next_sequence:,}",
+        )
+    return table
+
+
+def _stages(summary: Summary, everything: bool) -> Table:
+    table = _table("staged writes", "app", "version", "attempt", "state", "bundles", "size", "when")
+    for row in summary.stages if everything else summary.stages[:TAIL]:
+        table.add_row(
+            row.app,
+            str(row.version),
+            row.attempt,
+            row.state,
+            f"{row.bundles:,}",
+            format_size(row.bytes),
+            _when(row.written_ns),
+        )
+    return table
+
+
+def _transactions(summary: Summary, everything: bool) -> Table:
+    table = _table("committed", "app", "version", "segments", "bundles", "rows", "when")
+    for row in summary.transactions if everything else summary.transactions[-TAIL:]:
+        table.add_row(
+            row.app,
+            str(row.version),
+            f"{row.segments:,}",
+            f"{row.bundles:,}",
+            f"{row.rows:,}",
+            _when(row.ts_ns),
         )
     return table
 

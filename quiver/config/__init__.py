@@ -33,6 +33,7 @@ from quiver.config.sections import (
     SegmentConfig,
     SizeCapPolicy,
     SubscribersConfig,
+    TransactionsConfig,
     Validation,
     WalConfig,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "LimitsConfig",
     "IdempotencyConfig",
     "SubscribersConfig",
+    "TransactionsConfig",
     "Durability",
     "Deliver",
     "Validation",

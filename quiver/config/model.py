@@ -23,6 +23,7 @@ from quiver.config.sections import (
     SegmentConfig,
     Size,
     SubscribersConfig,
+    TransactionsConfig,
     Validation,
     WalConfig,
 )
@@ -75,6 +76,9 @@ class Config(Section):
     idempotency: IdempotencyConfig = Field(default_factory=IdempotencyConfig, description="Keys.")
     subscribers: SubscribersConfig = Field(
         default_factory=SubscribersConfig, description="Progress."
+    )
+    transactions: TransactionsConfig = Field(
+        default_factory=TransactionsConfig, description="Staged writes."
     )
 
     @classmethod
@@ -237,7 +241,7 @@ def describe(model: type[Section], dotted: str, key: str) -> Setting:
     if size and isinstance(default, int):
         default = format_size(default)
     elif "Duration" in hint and isinstance(default, float):
-        default = f"{default * 1000:g}ms" if default < 1 else f"{default:g}s"
+        default = f"{default * 1000:g}ms" if default < 1 else f"{default:.10g}s"
     return Setting(
         name=dotted,
         type=_type_name(hint, field.annotation),

@@ -154,7 +154,7 @@ class SegmentConfig(Section):
         description="The same, counting batches with other dictionaries apart.",
     )
     max_unfinalized: int = Field(
-        default=2,
+        default=3,
         ge=1,
         le=16,
         description="Segments in memory, the open one included, before puts wait.",
@@ -243,6 +243,37 @@ class IdempotencyConfig(Section):
     )
     window_age: Duration = Field(
         default=86_400.0, gt=0, description="Longest time a key is remembered."
+    )
+
+
+class TransactionsConfig(Section):
+    """Staged writes: what is kept of them, and for how long."""
+
+    prefix: ClassVar[str] = "transactions"
+
+    max_apps: int = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Writers whose last committed version is remembered; the oldest go first.",
+    )
+    remember: Duration = Field(
+        default=30 * 86_400.0,
+        gt=0,
+        description="Longest time a committed version is remembered after its commit.",
+    )
+    stage_ttl: Duration = Field(
+        default=86_400.0,
+        gt=0,
+        description="A stage that is neither committed nor aborted goes after this long.",
+    )
+    max_memory: Size = Field(
+        default=128 * MIB,
+        ge=KIB,
+        description="Staged bytes held in memory, all stages together; then some are written.",
+    )
+    max_stages: int = Field(
+        default=100_000, ge=1, le=10_000_000, description="Most stages at a time."
     )
 
 

@@ -11,6 +11,7 @@ It knows no formats.  A store's life with it:
 =============  ==============================================================
 ``seam``       the calls a disk must offer, as two protocols
 ``posix``      the real disk
+``direct``     … written past the page cache, for segments
 ``memory``     an in-memory disk that records what was done to it, for tests
 ``oplog``      the record, and which disk contents a crash may leave behind
 ``disk``       ``Disk`` and ``File``: the seam's calls with Quiver's errors

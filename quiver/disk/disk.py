@@ -104,7 +104,7 @@ class File:
         If it raises, any part may have been written: go back to the last good offset.
         """
         self._poison.check()
-        total = sum(map(_nbytes, buffers))
+        total = sum([_nbytes(one) if type(one) is memoryview else len(one) for one in buffers])
         left = buffers
         written = interrupts = 0
         while written < total:
@@ -178,11 +178,15 @@ class Disk:
 
     # Files
 
-    def create(self, path: str) -> File:
-        """A new empty file; ``FileExistsError`` if the name is taken."""
+    def create(self, path: str, *, bulk: bool = False) -> File:
+        """A new empty file; ``FileExistsError`` if the name is taken.
+
+        ``bulk`` says that it is written once, from front to end, and not read soon: it then
+        leaves the page cache alone where the disk can do that.
+        """
         self.poison.check()
         try:
-            raw = self.raw.create(path)
+            raw = self.raw.create(path, bulk=bulk)
         except FileExistsError:
             raise
         except OSError as exc:

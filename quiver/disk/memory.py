@@ -163,7 +163,8 @@ class MemoryDisk:
         self.capacity = capacity
         self.used = 0
         self.locked: set[str] = set()
-        self.mutex = threading.Lock()
+        # May be taken again: a file that is garbage is closed wherever the collector runs.
+        self.mutex = threading.RLock()
         # Directory path to its names; a name leads to an inode, or None: a directory.
         self._names: dict[str, dict[str, _Inode | None]] = {"": {}}
         self._inodes = 0
@@ -289,7 +290,7 @@ class MemoryDisk:
 
     # The seam
 
-    def create(self, path: str) -> MemoryFile:
+    def create(self, path: str, *, bulk: bool = False) -> MemoryFile:
         with self.mutex:
             return MemoryFile(self, self._add(path), write=True)
 

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from quiver.disk import direct
+from quiver.disk.direct import DirectWriter
 from quiver.disk.seam import Bytes
 
 FILE_MODE = 0o600
@@ -28,12 +30,13 @@ _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class PosixFile:
-    """One descriptor."""
+    """One descriptor; with ``direct`` it was opened to be written past the page cache."""
 
-    __slots__ = ("_fd",)
+    __slots__ = ("_direct", "_fd")
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, direct: bool = False) -> None:
         self._fd = fd
+        self._direct = DirectWriter(fd) if direct else None
 
     def _live(self) -> int:
         # Python's own check raises ValueError for some calls and OSError for others.
@@ -42,7 +45,10 @@ class PosixFile:
         return self._fd
 
     def pwritev(self, buffers: Sequence[Bytes], offset: int) -> int:
-        return os.pwritev(self._live(), buffers, offset)
+        fd = self._live()
+        if self._direct is not None:
+            return self._direct.pwritev(buffers, offset)
+        return os.pwritev(fd, buffers, offset)
 
     def pread(self, size: int, offset: int) -> bytes:
         # The kernel gives at most 2 GiB per call: ask on until there is no more.
@@ -71,6 +77,8 @@ class PosixFile:
     def close(self) -> None:
         # Forget the number first: after a failed close it may belong to another file.
         fd, self._fd = self._fd, -1
+        if self._direct is not None:
+            self._direct.close()
         if fd >= 0:
             os.close(fd)
 
@@ -101,9 +109,19 @@ class PosixDisk:
             raise ValueError(f"{path!r} would leave the store's directory")
         return f"{self.root}/{path}" if path else self.root
 
-    def create(self, path: str) -> PosixFile:
+    def create(self, path: str, *, bulk: bool = False) -> PosixFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFE
-        return PosixFile(os.open(self._full(path), flags, FILE_MODE))
+        full = self._full(path)
+        if bulk and direct.FLAG:
+            try:
+                return PosixFile(os.open(full, flags | direct.FLAG, FILE_MODE), direct=True)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                # This file system doesn't know it, but may have made the file all the same.
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(full)
+        return PosixFile(os.open(full, flags, FILE_MODE))
 
     def open(self, path: str, *, write: bool = False) -> PosixFile:
         flags = (os.O_RDWR if write else os.O_RDONLY) | _SAFE

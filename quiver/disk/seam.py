@@ -41,8 +41,11 @@ class RawFile(Protocol):
 class RawDisk(Protocol):
     """One directory tree."""
 
-    def create(self, path: str) -> RawFile:
-        """A new empty file, open for reading and writing; ``FileExistsError`` if there."""
+    def create(self, path: str, *, bulk: bool = False) -> RawFile:
+        """A new empty file, open for reading and writing; ``FileExistsError`` if there.
+
+        ``bulk``: it will be written once, from front to end, and not read soon.
+        """
         ...
 
     def open(self, path: str, *, write: bool = False) -> RawFile:

@@ -27,8 +27,9 @@ from quiver.format.schema import SchemaMessage
 END_OF_STREAM: Final = msg.END_OF_STREAM
 MAX_DICTIONARIES: Final = 10_000
 MAX_ROWS: Final = 2**31 - 1
+MAX_KNOWN: Final = 2**28
+"""Largest stream that the log can hold."""
 
-_EOS_CRC: Final = crc32(END_OF_STREAM)
 _EOS_SIZE: Final = len(END_OF_STREAM)
 _EMPTY: Final = pa.py_buffer(b"")
 _ARROW_ERRORS: Final = (
@@ -47,7 +48,6 @@ class EncodedBatch:
 
     __slots__ = (
         "_batch_crc",
-        "_crc",
         "_digest",
         "_stream",
         "batch",
@@ -75,7 +75,6 @@ class EncodedBatch:
         self.payload_len: Final[int] = len(schema.message) + self.nbytes + _EOS_SIZE
         self._stream = stream
         self._batch_crc: int | None = None
-        self._crc: int | None = None
         self._digest: bytes | None = None
 
     def buffers(self) -> list[bytes | pa.Buffer]:
@@ -91,16 +90,12 @@ class EncodedBatch:
             self._batch_crc = crc32(self.batch)
         return self._batch_crc
 
-    @property
-    def crc(self) -> int:
-        """Checksum of the IPC stream."""
-        if self._crc is None:
-            crc = self.schema.crc
-            if self.dictionaries.size:
-                crc = crc32(self.dictionaries, crc)
-            crc = crc32_combine(crc, self.batch_crc, self.batch.size)
-            self._crc = crc32_combine(crc, _EOS_CRC, _EOS_SIZE)
-        return self._crc
+    def crc_after(self, crc: int = 0) -> int:
+        """Checksum of the IPC stream, going on from ``crc``: only the small ends are summed."""
+        crc = crc32(self.schema.message, crc)
+        if self.dictionaries.size:
+            crc = crc32(self.dictionaries, crc)
+        return crc32(END_OF_STREAM, crc32_combine(crc, self.batch_crc, self.batch.size))
 
     @property
     def dictionary_digest(self) -> bytes:
@@ -125,14 +120,24 @@ class EncodedBatch:
         return self._stream
 
 
-def encode_batch(batch: pa.RecordBatch) -> EncodedBatch:
-    """Encode a batch. Slices are cut to what they show; nothing is compressed."""
-    if batch.num_rows > MAX_ROWS:
-        raise LimitExceeded("rows in a slot", batch.num_rows, MAX_ROWS)
+def schema_message(batch: pa.RecordBatch) -> SchemaMessage:
+    """A batch's schema, encoded."""
     try:
-        schema = SchemaMessage.of(batch.schema)
+        return SchemaMessage.of(batch.schema)
+    except _ARROW_ERRORS as error:
+        raise InvalidBundle(f"a batch can't be encoded: {error}") from None
+
+
+def encode_batch(batch: pa.RecordBatch, schema: SchemaMessage | None = None) -> EncodedBatch:
+    """Encode a batch. Slices are cut to what they show; nothing is compressed."""
+    rows = batch.num_rows
+    if rows > MAX_ROWS:
+        raise LimitExceeded("rows in a slot", rows, MAX_ROWS)
+    try:
+        if schema is None:
+            schema = SchemaMessage.of(batch.schema)
         if not schema.has_dictionaries:
-            return EncodedBatch(schema, batch.serialize(), batch.num_rows)
+            return EncodedBatch(schema, batch.serialize(), rows)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
@@ -162,6 +167,35 @@ def parse_stream(data: bytes | memoryview | pa.Buffer, *, max_bytes: int) -> Enc
         return encoded if stream.fits_a_file else encode_batch(encoded.decode())
     except _ARROW_ERRORS as error:
         raise InvalidBundle(f"not an Arrow IPC stream with one batch: {error}.") from None
+
+
+def parse_known(data: memoryview, known: SchemaMessage | None, rows: int) -> EncodedBatch:
+    """A stream out of the log, whose schema is most likely that of the one before.
+
+    It was taken apart when it was put, and its checksum has been looked at since; so it is
+    enough that it has the pieces it should have.  Anything else goes the long way.
+    """
+    if known is not None and not known.has_dictionaries:
+        start, end = len(known.message), len(data) - _EOS_SIZE
+        if start < end and data[:start] == known.message and bytes(data[end:]) == END_OF_STREAM:
+            batch = pa.py_buffer(data[start:end])
+            if _is_batch(batch, rows):
+                return EncodedBatch(known, batch, rows)
+    return parse_stream(data, max_bytes=MAX_KNOWN)
+
+
+def _is_batch(data: pa.Buffer, rows: int) -> bool:
+    """Whether this is one record batch message of so many rows, and nothing else."""
+    try:
+        found = msg.read_message(data, 0)
+        return (
+            found is not None
+            and found.kind == msg.RECORD_BATCH
+            and found.end == data.size
+            and found.header.i64(0) == rows
+        )
+    except FlatbufferError:
+        return False
 
 
 def project(batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
@@ -233,14 +267,15 @@ class _Stream:
         """Whether the messages can stand in an IPC file that everybody reads."""
         return (
             self._schema.portable
-            and _fits_a_file(self._batch)
-            and all(_fits_a_file(part) for part in self._dictionaries)
+            and fits_a_file(self._batch)
+            and all(fits_a_file(part) for part in self._dictionaries)
             and not any(part.header.u8(2) for part in self._dictionaries)
             and len(self._dictionaries) == len(self._schema.dictionary_ids)
         )
 
 
-def _fits_a_file(part: msg.Message) -> bool:
+def fits_a_file(part: msg.Message) -> bool:
+    """Whether a message can stand in a stream or file that everybody reads."""
     return part.portable and msg.codec_of(msg.batch_table(part)) != msg.CODEC_LZ4
 
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 from quiver.format import message as msg
 from quiver.format.crc import crc32, crc32_combine
 from quiver.format.flatbuf import FlatbufferError, Table
-from quiver.format.ipc import EncodedBatch
+from quiver.format.ipc import EncodedBatch, fits_a_file
 from quiver.format.schema import SchemaMessage
 
 HEAD: Final = b"ARROW1\0\0"
@@ -138,6 +138,51 @@ def _footer(schema: bytes, dictionaries: Sequence[bytes], batches: Sequence[byte
 
 def _vector(blocks: Sequence[bytes]) -> bytes:
     return struct.pack("<4xI", len(blocks)) + b"".join(blocks)
+
+
+class FileMessages:
+    """The batches of an IPC file as the messages they are: to be sent on without decoding."""
+
+    __slots__ = ("_blocks", "_data", "_schema")
+
+    def __init__(
+        self, data: pa.Buffer, schema: SchemaMessage, blocks: Sequence[tuple[int, int, int]]
+    ) -> None:
+        """Use :meth:`of`."""
+        self._data = data
+        self._schema = schema
+        self._blocks = blocks
+
+    @classmethod
+    def of(cls, data: pa.Buffer) -> FileMessages | None:
+        """``None`` for a file whose batches can't stand alone, or that isn't laid out as ours."""
+        try:
+            end = msg.metadata_end(data, len(HEAD))
+            if end is None:
+                return None
+            schema = SchemaMessage.parse(data.slice(len(HEAD), end - len(HEAD)).to_pybytes())
+            if schema.has_dictionaries or not schema.portable:
+                return None
+            size, _ = _TAIL.unpack_from(data, data.size - _TAIL.size)
+            footer = Table.root(data.slice(data.size - _TAIL.size - size, size).to_pybytes())
+            blocks = [(at, metadata, body) for at, metadata, body in footer.structs(3, _BLOCK)]
+        except (struct.error, ValueError, IndexError, pa.ArrowException):
+            return None  # Arrow reads it in its own way, or says what is wrong
+        return cls(data, schema, blocks)
+
+    def batch(self, index: int) -> EncodedBatch | None:
+        """One batch, in the file's memory; ``None`` if it has to be encoded anew."""
+        offset, metadata, length = self._blocks[index]
+        try:
+            found = msg.read_message(self._data, offset)
+        except struct.error:
+            return None
+        if found is None or not fits_a_file(found):
+            return None
+        if (found.body - offset, found.end - found.body) != (metadata, length):
+            return None
+        rows = found.header.i64(0)
+        return EncodedBatch(self._schema, self._data.slice(offset, metadata + length), rows)
 
 
 def check_file(data: pa.Buffer) -> None:

@@ -7,6 +7,7 @@ Written once as a batch; read in place, a value at a time, because a segment may
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -46,6 +47,7 @@ MANIFEST: Final = pa.schema(
 _Code: TypeAlias = Literal["H", "I", "Q", "q", "i"]
 _CODES: Final[dict[pa.DataType, _Code]] = {
     pa.uint16(): "H",
+    pa.int32(): "i",
     pa.uint32(): "I",
     pa.uint64(): "Q",
     pa.int64(): "q",
@@ -64,21 +66,49 @@ class SlotRef(NamedTuple):
 def encode_manifest(bundles: Sequence[tuple[Sequence[SlotRef], BundleMeta]]) -> IpcFile:
     """The manifest of bundles in their order."""
     metas = [meta for _, meta in bundles]
-    columns: dict[str, list[Any]] = {
-        "bundle_index": list(range(len(metas))),
+    columns: dict[str, Sequence[Any]] = {
+        "bundle_index": range(len(metas)),
         "item_count": [meta.rows for meta in metas],
         "sequence": [meta.sequence for meta in metas],
         "ingestion_ts": [meta.ingestion_ts_ns for meta in metas],
         "key": [meta.key for meta in metas],
         "content_hash": [meta.content_hash for meta in metas],
-        "attributes": [_json(meta.attributes) for meta in metas],
+        "attributes": [(meta.attributes and _json(meta.attributes)) or None for meta in metas],
         "event_min": [meta.event_time and meta.event_time[0] for meta in metas],
         "event_max": [meta.event_time and meta.event_time[1] for meta in metas],
         "nbytes": [meta.nbytes for meta in metas],
     }
     refs = _encode_refs([refs for refs, _ in bundles])
     arrays = [
-        refs if field.name == "slot_refs" else pa.array(columns[field.name], field.type)
+        refs if field.name == "slot_refs" else _column(columns[field.name], field.type)
+        for field in MANIFEST
+    ]
+    return encode_table(pa.record_batch(arrays, schema=MANIFEST), SchemaMessage.of(MANIFEST))
+
+
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """A column of the manifest: numbers that are all there are packed, not looked at singly."""
+    code = _CODES.get(kind)
+    if not len(values) or code is None:
+        return pa.array(values, kind)
+    try:
+        packed = array(code, values)
+    except TypeError:  # some are missing
+        return pa.array(values, kind)
+    return pa.Array.from_buffers(kind, len(packed), [None, pa.py_buffer(packed)])
+
+
+def stamp_manifest(data: pa.Buffer, bundle_count: int, sequence: int, ts: int) -> IpcFile:
+    """A staged file's manifest, with the sequence and the time that its bundles got."""
+    batch = decode_table(data, _WHAT)
+    shape = (batch.num_rows, batch.schema.names, batch.schema.types)
+    if shape != (bundle_count, MANIFEST.names, MANIFEST.types):
+        raise SegmentInvalidIpc("the manifest is not that of a staged file.")
+    constants = {"sequence": sequence, "ingestion_ts": ts}
+    arrays = [
+        pa.repeat(pa.scalar(constants[field.name], field.type), bundle_count)
+        if field.name in constants
+        else batch.column(field.name)
         for field in MANIFEST
     ]
     return encode_table(pa.record_batch(arrays, schema=MANIFEST), SchemaMessage.of(MANIFEST))
@@ -89,17 +119,16 @@ def _encode_refs(bundles: Sequence[Sequence[SlotRef]]) -> pa.ListArray:
     for refs in bundles:
         offsets.append(offsets[-1] + len(refs))
     flat = [ref for refs in bundles for ref in refs]
-    parts = [pa.array([getattr(ref, field.name) for ref in flat], field.type) for field in _REF]
+    fields = zip(*flat, strict=True) if flat else ((), (), ())
+    parts = [_column(values, field.type) for values, field in zip(fields, _REF, strict=True)]
     return pa.ListArray.from_arrays(
-        pa.array(offsets, pa.int32()),
+        _column(offsets, pa.int32()),
         pa.StructArray.from_arrays(parts, fields=list(_REF)),
         type=MANIFEST.field("slot_refs").type,
     )
 
 
-def _json(attributes: Mapping[str, str]) -> str | None:
-    if not attributes:
-        return None
+def _json(attributes: Mapping[str, str]) -> str:
     return json.dumps(dict(attributes), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 

@@ -1,14 +1,14 @@
 """What a bundle is made of once its batches are bytes.
 
-The log and the segments both store these values, so they live below both.
+The log and the segments both store these values, so they live below both.  They are
+named tuples: every put makes some, and a frozen dataclass takes four times as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from quiver.format.ipc import EncodedBatch
 
@@ -21,8 +21,7 @@ to nobody, but those behind it keep their refs."""
 NO_ATTRIBUTES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedSlot:
+class EncodedSlot(NamedTuple):
     """One slot of a bundle. ``fingerprint`` is kept as sent, and decides nothing."""
 
     slot: int
@@ -30,8 +29,7 @@ class EncodedSlot:
     batch: EncodedBatch
 
 
-@dataclass(frozen=True, slots=True)
-class BundleMeta:
+class BundleMeta(NamedTuple):
     """What is known about a bundle besides its rows.
 
     ``sequence`` and ``ingestion_ts_ns`` are ``None`` in segments of the Rust crate, which
@@ -42,7 +40,7 @@ class BundleMeta:
     ingestion_ts_ns: int | None = None
     key: str | None = None
     content_hash: bytes | None = None
-    attributes: Mapping[str, str] = field(default_factory=lambda: NO_ATTRIBUTES)
+    attributes: Mapping[str, str] = NO_ATTRIBUTES
     event_time: tuple[int, int] | None = None
     rows: int = 0
     nbytes: int = 0

@@ -38,6 +38,7 @@ from quiver.format.crc import crc32
 from quiver.format.ipc import EncodedBatch
 from quiver.format.ipc_file import FileBuilder, IpcFile, check_file
 from quiver.format.schema import SchemaMessage
+from quiver.format.stage import StageLabel, Transaction, read_label, read_transaction
 
 VERSION: Final = 1
 MAGIC: Final = b"QUIVER\0S"
@@ -74,6 +75,8 @@ DIRECTORY: Final = pa.schema(
     ]
 )
 _FOREIGN_COLUMNS: Final = 7
+_ONLY_STAGED: Final = ("stage", "transaction")
+"""Parts of a summary that most segments don't have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,9 @@ class StreamEntry:
 class Summary:
     """A segment's bundles in a few numbers.
 
-    ``segment`` is the segment's own number, so that a file under another's name is noticed.
+    ``segment`` is the segment's own number, so that a file under another's name is noticed;
+    a file that is only staged has a ``stage`` instead.  ``transaction`` is the one that a
+    segment was committed with.
     """
 
     bundles: int
@@ -106,6 +111,8 @@ class Summary:
     first_ts: int | None = None
     last_ts: int | None = None
     segment: int | None = None
+    stage: StageLabel | None = None
+    transaction: Transaction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +220,11 @@ def column(batch: pa.RecordBatch, field: pa.Field, what: str) -> pa.Array | None
 
 def encode_directory(entries: Sequence[StreamEntry], summary: Summary) -> IpcFile:
     """The directory, with its summary."""
-    text = json.dumps({"v": SUMMARY_VERSION, "writer": WRITER, **asdict(summary)})
+    values = asdict(summary)
+    for name in _ONLY_STAGED:
+        if values[name] is None:
+            del values[name]
+    text = json.dumps({"v": SUMMARY_VERSION, "writer": WRITER, **values})
     columns = [
         pa.array([getattr(entry, field.name) for entry in entries], field.type)
         for field in DIRECTORY
@@ -260,10 +271,12 @@ def _summary(metadata: dict[bytes, bytes] | None) -> Summary | None:
     try:
         values = json.loads(text)
         known = {name: values.get(name) for name in Summary.__slots__}
+        label = read_label(known.pop("stage"))
+        transaction = read_transaction(known.pop("transaction"))
     except (ValueError, AttributeError, RecursionError):
         raise SegmentInvalidIpc("the directory's summary can't be read.") from None
     for name, value in known.items():
         optional = name.startswith(("first", "last", "segment"))
         if not (type(value) is int or (value is None and optional)):
             raise SegmentInvalidIpc(f"the directory's summary has no sound {name!r}.")
-    return Summary(**known)
+    return Summary(**known, stage=label, transaction=transaction)

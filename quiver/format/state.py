@@ -24,8 +24,8 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import astuple, dataclass, field
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -64,13 +64,26 @@ _WINDOW = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRecord:
+class KeyRecord(NamedTuple):
     """One remembered idempotency key."""
 
     key: str
     content_hash: bytes
     ref: BundleRef
+    sequence: int
+    ts_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppRecord:
+    """The last transaction that an app committed, and where it went."""
+
+    app: str
+    version: int
+    first_segment: int
+    segments: int
+    bundles: int
+    rows: int
     sequence: int
     ts_ns: int
 
@@ -111,11 +124,12 @@ class Checkpoint:
     loss_totals: Mapping[str, int] = field(default_factory=dict)
     adoption: Adoption | None = None
     window: tuple[KeyRecord, ...] = ()
+    transactions: tuple[AppRecord, ...] = ()
 
 
 def encode_state(state: Checkpoint) -> bytes:
     """The file's bytes."""
-    document = {
+    document: dict[str, Any] = {
         "slots": dict(state.slots),
         "subscribers": list(state.subscribers),
         "losses": [
@@ -127,6 +141,8 @@ def encode_state(state: Checkpoint) -> bytes:
         if state.adoption is None
         else [state.adoption.first_segment, list(state.adoption.counts)],
     }
+    if state.transactions:
+        document["transactions"] = [list(astuple(record)) for record in state.transactions]
     text = json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
     window = _encode_window(state.window)
     header = _HEADER.pack(
@@ -180,6 +196,7 @@ def decode_state(data: bytes) -> Checkpoint:
             loss_totals=document["loss_totals"],
             adoption=None if adoption is None else Adoption(adoption[0], tuple(adoption[1])),
             window=_decode_window(window),
+            transactions=tuple(AppRecord(*row) for row in document.get("transactions", ())),
         )
     except _UNREADABLE as error:
         raise _damaged(f"a part has a good checksum but can't be read ({error})") from None
@@ -195,6 +212,10 @@ def _is_sound(document: dict[str, Any]) -> bool:
         and all(
             [type(value) for value in row[:5]] == [int, int, int, str, int] and _is_counts(row[5])
             for row in document["losses"]
+        )
+        and all(
+            [type(value) for value in row] == [str, *[int] * 7]
+            for row in document.get("transactions", ())
         )
         and (
             adoption is None

@@ -26,6 +26,7 @@ type  name        what follows the 37 bytes
 65    slot name   ``slot_id u16, name_len u16``, name
 66    watermark   nothing: it is there for its ``synced_before``
 67    seal        nothing: the log was closed cleanly
+68    commit      a transaction: see :mod:`quiver.format.commit`
 ====  ==========  ==================================================================
 
 A slot block is ``slot_id u16, fingerprint 32, row_count u32, payload_len u32``, then one
@@ -42,7 +43,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from quiver.errors import InvalidBundle, LimitExceeded, WalCorrupt
@@ -55,6 +55,7 @@ BUNDLE: Final = 64
 SLOT_NAME: Final = 65
 WATERMARK: Final = 66
 SEAL: Final = 67
+COMMIT: Final = 68
 
 MARKER: Final = b"\xb5QV1"
 MAX_BODY: Final = 256 * 1024 * 1024
@@ -84,13 +85,12 @@ SLOT_HEAD_SIZE: Final = _SLOT.size
 _KEY, _HASH, _ATTRIBUTES, _EVENT_TIME = 1, 2, 3, 4
 
 
-@dataclass(frozen=True, slots=True)
-class BundleExtras:
+class BundleExtras(NamedTuple):
     """What a producer may say about a bundle besides its rows."""
 
     key: str | None = None
     content_hash: bytes | None = None
-    attributes: Mapping[str, str] = field(default_factory=lambda: NO_ATTRIBUTES)
+    attributes: Mapping[str, str] = NO_ATTRIBUTES
     event_time: tuple[int, int] | None = None
 
     def encode(self) -> bytes:
@@ -166,11 +166,12 @@ def prepare_bundle(slots: Sequence[EncodedSlot]) -> PreparedBody:
     small: list[bytes] = []
     length = crc = bitmap = 0
     for slot in slots:
-        batch = slot.batch
+        number, fingerprint, batch = slot
         payload_len = batch.payload_len
-        head = _SLOT.pack(_slot_id(slot, bitmap), slot.fingerprint, batch.rows, payload_len)
-        crc = crc32_combine(crc32(head, crc), batch.crc, payload_len)
-        bitmap |= 1 << slot.slot
+        _check_slot(number, fingerprint, bitmap)
+        head = _SLOT.pack(number, fingerprint, batch.rows, payload_len)
+        crc = batch.crc_after(crc32(head, crc))
+        bitmap |= 1 << number
         length += SLOT_HEAD_SIZE + payload_len
         small.append(head)
         for piece in batch.buffers():
@@ -186,15 +187,13 @@ def prepare_bundle(slots: Sequence[EncodedSlot]) -> PreparedBody:
     return PreparedBody(pieces, length, crc, bitmap)
 
 
-def _slot_id(slot: EncodedSlot, bitmap: int) -> int:
-    number = slot.slot
+def _check_slot(number: int, fingerprint: bytes, bitmap: int) -> None:
     if not 0 <= number < MAX_SLOTS:
         raise LimitExceeded("slot id", number, MAX_SLOTS - 1)
     if bitmap >> number & 1:
         raise InvalidBundle(f"slot {number} is in the bundle twice.", slot=number)
-    if len(slot.fingerprint) != FINGERPRINT_SIZE:
+    if len(fingerprint) != FINGERPRINT_SIZE:
         raise InvalidBundle(f"the fingerprint of slot {number} is not 32 bytes long.", slot=number)
-    return number
 
 
 def seal_bundle(

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 from quiver.format.crc import crc32
 from quiver.format.wal_entry import (
     BUNDLE,
+    COMMIT,
     FOREIGN_PREFIX_SIZE,
     FRAME,
     MARKER,
@@ -86,7 +87,9 @@ def scan_own(
             or crc32(view[start + 4 : end]) != residue
         ):
             break
-        append((start, end, kind, sequence, synced, segment if kind == BUNDLE else -1))
+        if kind != BUNDLE:
+            segment = _last_segment(kind, segment)
+        append((start, end, kind, sequence, synced, segment))
         start = end
         expected += 1
     return found, start, expected
@@ -135,7 +138,14 @@ def _describe(head: bytes, start: int, end: int) -> Found:
         return Found(start, end, kind, 0, 0, -1)
     if body < PREFIX_SIZE or marker != MARKER:
         return Found(start, end, kind, sequence, 0, -1)
-    return Found(start, end, kind, sequence, synced, segment if kind == BUNDLE else -1)
+    return Found(start, end, kind, sequence, synced, _last_segment(kind, segment))
+
+
+def _last_segment(kind: int, number: int) -> int:
+    """The segment an entry is about: a commit names the one behind its last."""
+    if kind == BUNDLE:
+        return number
+    return number - 1 if kind == COMMIT else -1
 
 
 def candidates(data: bytes, above: int) -> Iterator[tuple[int, int, int, int]]:

@@ -15,6 +15,7 @@ file          what it does
 ============  ===================================================================
 index         a log's bundles as places, to be read again when wanted
 look          one consistent look at a directory, damage kept as what it is
+staged        staged writes, and commits whose files are no segments yet
 holdings      which bundles there are, where each is read best, which are lost
 held          … the values for that, and what all directories have in common
 own, rust     … the rules for our directories, and for those of the Rust crate

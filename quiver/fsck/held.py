@@ -12,6 +12,7 @@ from quiver.foreign import ForeignPlan
 from quiver.format.progress import Progress
 from quiver.fsck.index import Place
 from quiver.fsck.look import Look
+from quiver.fsck.staged import Waiting
 from quiver.ids import BundleRef
 from quiver.segment.info import segment_path
 
@@ -76,6 +77,8 @@ class Holdings:
     """Bundles of each segment, lost ones included as far as they are known."""
     voids: set[BundleRef] = field(default_factory=set)
     """Places of bundles that were lost before, and left out by a repair."""
+    waiting: list[Waiting] = field(default_factory=list)
+    """Committed files that are no segments yet."""
     vanished: set[int] = field(default_factory=set)
     """Segments that should be there and of which nothing is left."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from quiver.disk.disk import Disk
 from quiver.errors import InvalidBundle, LimitExceeded, WalCorrupt
+from quiver.format.commit import Commit
 from quiver.format.crc import crc32
 from quiver.format.wal_entry import FRAME, BundleEntry
 from quiver.format.wal_scan import RESIDUE
@@ -74,6 +75,7 @@ class LogIndex:
     disk: Disk
     places: list[Place] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
+    commits: list[Commit] = field(default_factory=list)
     unreadable: list[WalCorrupt] = field(default_factory=list)
     """Entries that pass their checksum and make no sense."""
 
@@ -84,6 +86,8 @@ class LogIndex:
                 self.places.append(_place(self.disk, entry))
             elif (named := entry.slot_name()) is not None:
                 self.names[named[1]] = named[0]
+            elif (commit := entry.commit()) is not None:
+                self.commits.append(commit)
         except WalCorrupt as damage:
             self.unreadable.append(damage)
 

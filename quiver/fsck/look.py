@@ -1,6 +1,6 @@
 """One look at a directory: everything read, nothing changed, nothing refused.
 
-The store may be written to meanwhile.  So the order is progress, log, segments, in which
+The store may be written to meanwhile.  So the order is progress, log, stages, segments, in which
 a bundle can only move towards what is read later, and the whole look is taken again if
 files came or went during it.
 """
@@ -17,6 +17,7 @@ from quiver.errors import Busy, Damage, NotFound, QuiverError
 from quiver.format.floor import FLOOR_PATH
 from quiver.format.progress import Progress
 from quiver.fsck.index import LogIndex
+from quiver.fsck.staged import Staged, look_at_stages
 from quiver.segment.catalog import Catalog
 from quiver.segment.info import SEGMENTS, SegmentInfo, parse_name
 from quiver.segment.reader import SegmentReader
@@ -108,6 +109,7 @@ class Look:
     basics: Basics
     log: LogContents
     index: LogIndex
+    stages: Staged
     segments: Segments
 
     @property
@@ -183,9 +185,10 @@ def _look_once(disk: Disk, watch: Watch | None, check: bool) -> Look:
     catalog = Catalog(disk, "pread")
     early = look_at_basics(disk, catalog, clean=False)
     log = read_log(disk, layout_hash=None, visit=visit, salvage=True)
+    stages = look_at_stages(disk, index.commits, check=check)
     segments = Segments(disk, watch, check=check)
     segments.listed(catalog, catalog.scan(clean=False))
-    return Look(disk, early, log, index, segments)
+    return Look(disk, early, log, index, stages, segments)
 
 
 def _stamp(disk: Disk) -> object:

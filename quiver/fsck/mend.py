@@ -23,15 +23,18 @@ from quiver.format.crc import crc32
 from quiver.format.floor import FLOOR_PATH, Floor, encode_floor, gone_below
 from quiver.format.progress import Progress, SegmentProgress
 from quiver.format.record import LOST_ATTRIBUTE, BundleMeta
+from quiver.format.stage import STAGES
 from quiver.format.state import STATE_NAME, Checkpoint, KeyRecord, Loss, encode_state
 from quiver.fsck.index import Place
 from quiver.fsck.look import Watch
 from quiver.fsck.repair import Plan
+from quiver.fsck.staged import committed_versions
 from quiver.ids import BundleRef
 from quiver.ledger import Ledger
 from quiver.replay import encoded_slots, entry_meta
 from quiver.segment.accumulator import OpenSegment
 from quiver.segment.info import QUARANTINE, SEGMENTS, segment_path
+from quiver.segment.stage import publish_stage
 from quiver.segment.writer import write_segment
 from quiver.subscriber.progress import keep_progress, progress_file
 from quiver.survey import first_free
@@ -85,6 +88,9 @@ class _Mending:
             aside(segment_path(seq))
         for seq in plan.to_write:
             write_segment(disk, self._segment(seq), {v: k for k, v in self._names.items()})
+        self._publish()
+        for path in plan.staged_damage:
+            self._move_aside(path)
         losses = self._record_losses()
         self._keep_state()
         self._keep_floor()
@@ -93,6 +99,14 @@ class _Mending:
         elif isinstance(self._basics.cursor, QuiverError):
             self._move_aside(CURSOR)
         return Mended(tuple(plan.to_write), tuple(self._aside), losses)
+
+    def _publish(self) -> None:
+        """Committed files, before the log goes that says they are."""
+        for one in self._plan.to_publish:
+            publish_stage(self._disk, one.commit, one.seq, one.file)
+        if self._plan.to_publish:
+            self._disk.fsync_dir(SEGMENTS)
+            self._disk.fsync_dir(STAGES)
 
     # Setting aside
 
@@ -155,7 +169,8 @@ class _Mending:
         return segment
 
     def _live(self) -> set[int]:
-        return self._plan.kept | set(self._plan.to_write)
+        published = {one.seq for one in self._plan.to_publish}
+        return self._plan.kept | set(self._plan.to_write) | published
 
     # Losses, and where the subscribers stand
 
@@ -235,6 +250,11 @@ class _Mending:
             loss_totals=self._ledger.totals,
             adoption=None,
             window=tuple(_latest(keys)[-MAX_KEYS:]),
+            transactions=committed_versions(
+                state.transactions,
+                self._plan.found.index.commits,
+                self._plan.found.segments.infos.values(),
+            ),
         )
         self._disk.replace(STATE_NAME, encode_state(state))
 
@@ -252,7 +272,8 @@ class _Mending:
             self._copy_aside(FLOOR_PATH)
         live = self._live()
         unsealed = set() if plan.set_log_aside else self._unsealed()
-        following = first_free(basics, [*live, *plan.to_set_aside, *plan.in_log])
+        committed = [commit.end_segment - 1 for commit in plan.found.index.commits]
+        following = first_free(basics, [*live, *plan.to_set_aside, *plan.in_log, *committed])
         if plan.set_log_aside or plan.rebuild_floor is not None:
             following += NUMBERS_SKIPPED
         sealed = min(unsealed, default=following)
@@ -276,7 +297,8 @@ class _Mending:
         subscribers have finished.
         """
         only_in_log = self._plan.in_log.keys() - set(self._plan.to_write)
-        return {seq for seq in only_in_log if not self._is_finished(seq)}
+        waiting = {one.seq for one in self._plan.holdings.waiting if one.error is None}
+        return {seq for seq in only_in_log if not self._is_finished(seq)} | waiting
 
     def _is_finished(self, seq: int) -> bool:
         if isinstance(self._basics.floor, Floor):

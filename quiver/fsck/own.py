@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from quiver.contradictions import known_sequence
 from quiver.format.floor import Floor
-from quiver.fsck.held import MAX_LISTED, Holding, Holdings, Lost
+from quiver.fsck.held import MAX_LISTED, Held, Holding, Holdings, Lost
 from quiver.fsck.index import Place
+from quiver.fsck.staged import look_at_waiting
 from quiver.ids import BundleRef
 from quiver.wal.contents import LogDamage
 from quiver.wal.files import ACTIVE
@@ -25,10 +26,38 @@ class OwnHolding(Holding):
         for place in self.found.index.places:
             if place.ref is not None and not self._needs_no_log(place.ref.segment_seq):
                 places[place.ref.segment_seq][place.ref.bundle_index] = place
+        waiting = self._hold_commits()
         blamed = self._lost_in_log(places)
-        for seq in sorted({*places, *self._should_be_there()} - self.files.keys()):
+        for seq in sorted({*places, *self._should_be_there()} - self.files.keys() - waiting):
             self._from_log(seq, places.get(seq, {}), blamed)
         return self.finish()
+
+    def _hold_commits(self) -> set[int]:
+        """Committed files that are no segments yet: an open would make them so."""
+        segments, floor = self.found.segments, self.found.basics.known_floor.replay_floor
+        found: set[int] = set()
+        for commit in self.found.index.commits:
+            for seq, file in commit.segments:
+                if seq in segments.numbers or seq < floor or self._is_gone(seq):
+                    continue
+                waiting = look_at_waiting(self.found.disk, commit, seq, file)
+                found.add(seq)
+                self.result.waiting.append(waiting)
+                self.result.counts[seq] = file.bundles
+                refs = [BundleRef(seq, index) for index in range(file.bundles)]
+                if waiting.error is None:
+                    sealed = waiting.sealed(self.found.disk)
+                    self.result.bundles += [
+                        Held(ref, commit.sequence, commit.ts, sealed) for ref in refs
+                    ]
+                else:
+                    reason = waiting.error.message.rstrip(".")
+                    lost = Lost(
+                        file.path, reason, bundles=file.bundles, refs=tuple(refs[:MAX_LISTED])
+                    )
+                    self.result.lost.append(lost)
+                    self.result.vanished.add(seq)
+        return found
 
     def _needs_no_log(self, seq: int) -> bool:
         return seq in self.files or self._is_gone(seq)
@@ -91,6 +120,12 @@ class OwnHolding(Holding):
         """How many bundles a segment without a sound file has to have."""
         listed = [p.entries[seq] for p in self.progress if seq in p.entries and p.named]
         marks = [entry.bundle_count for entry in listed]  # nobody is shown what isn't durable
+        marks += [
+            file.bundles
+            for commit in self.found.index.commits
+            for number, file in commit.segments
+            if number == seq
+        ]
         known = self.count_of(seq) if self._was_sealed(seq) else None
         if seq in self.found.segments.damaged:
             known = self.count_of(seq)
@@ -147,9 +182,9 @@ class OwnHolding(Holding):
     def _uncovered(self, first: int, end: int) -> int:
         """How many sequences of a range no sound segment covers."""
         count = max(0, end - first)
-        for seq in self.files:
-            info = self.found.segments.infos[seq]
-            low, high = info.first_sequence, info.last_sequence
+        infos = [self.found.segments.infos[seq] for seq in self.files]
+        # Segments of one transaction share a sequence: it counts once.
+        for low, high in {(info.first_sequence, info.last_sequence) for info in infos}:
             if low is not None and high is not None:
                 count -= max(0, min(end, high + 1) - max(first, low))
         return max(0, count)

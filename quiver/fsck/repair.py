@@ -15,6 +15,8 @@ segment                     written again from the log if that has it; bundles t
 segment floor               worked out from segments, log and progress
 checkpoint                  worked out from segments and log: names, keys; the
                             ledger of earlier losses is lost with it
+staged file                 set aside: its attempt has to be written again; of one that
+                            is committed, the loss goes on record
 cursor                      removed: it is a hint
 progress                    that subscriber starts again at the earliest bundle
 ==========================  =======================================================
@@ -37,6 +39,7 @@ from quiver.fsck.held import Holdings, Lost, spans
 from quiver.fsck.holdings import hold
 from quiver.fsck.index import Place
 from quiver.fsck.look import Look, Watch, look
+from quiver.fsck.staged import Waiting
 from quiver.fsck.verify import check_batches, find_problems
 from quiver.ids import BundleRef
 from quiver.segment.info import segment_path
@@ -99,7 +102,10 @@ class Plan:
     @cached_property
     def _holes_in_log(self) -> bool:
         """Whether a segment that is only in the log lacks some of its bundles."""
-        return any(seq not in self.to_set_aside and gaps for seq, gaps in self.gaps.items())
+        return any(
+            seq not in self.to_set_aside and seq not in self._lost_staged and gaps
+            for seq, gaps in self.gaps.items()
+        )
 
     @cached_property
     def is_needed(self) -> bool:
@@ -117,6 +123,25 @@ class Plan:
     def to_set_aside(self) -> list[int]:
         """Segment files that can't stay."""
         return sorted(self.found.segments.damaged)
+
+    @cached_property
+    def staged_damage(self) -> dict[str, QuiverError]:
+        """Staged files that can't stay, and why."""
+        damaged = {
+            path: one
+            for path, one in self.found.stages.files.items()
+            if isinstance(one, QuiverError)
+        }
+        return damaged | {
+            one.file.path: one.error for one in self.holdings.waiting if one.error is not None
+        }
+
+    @cached_property
+    def to_publish(self) -> list[Waiting]:
+        """Committed files to be made segments, since the log that says so is set aside."""
+        if not self.set_log_aside:
+            return []
+        return [one for one in self.holdings.waiting if one.error is None]
 
     @cached_property
     def in_log(self) -> dict[int, dict[int, Place]]:
@@ -151,6 +176,10 @@ class Plan:
         """Segments of which nothing is left."""
         lost = {*self.to_set_aside, *self.gaps, *self.holdings.vanished} - set(self.to_write)
         return sorted(seq for seq in lost if seq not in self.kept and seq not in self.unfinished)
+
+    @cached_property
+    def _lost_staged(self) -> set[int]:
+        return {one.seq for one in self.holdings.waiting if one.error is not None}
 
     @cached_property
     def kept(self) -> set[int]:
@@ -203,6 +232,8 @@ class Plan:
         damaged = self.found.segments.damaged
         for seq in self.to_set_aside:
             yield Action(segment_path(seq), _why(damaged[seq]), self._segment_action(seq))
+        for path, error in self.staged_damage.items():
+            yield Action(path, _why(error), "Set it aside.")
         for seq in self.vanished:
             if seq not in damaged:
                 count = len(self.gaps.get(seq, ()))
@@ -216,7 +247,10 @@ class Plan:
             what = "Work it out again from segments, log and progress."
             yield Action(FLOOR_PATH, _why(self.rebuild_floor), what)
         if self.rebuild_state is not None:
-            what = "Work out names and keys again; earlier entries of the loss ledger are lost."
+            what = (
+                "Work out names, keys and committed versions again, from what is left; earlier"
+                " entries of the loss ledger are lost."
+            )
             yield Action(STATE_NAME, _why(self.rebuild_state), what)
         for name, why in self.broken_progress.items():
             what = f"Subscriber {name!r} starts again at the earliest bundle; some come twice."

@@ -11,11 +11,13 @@ from quiver.disk.disk import Disk
 from quiver.errors import QuiverError
 from quiver.format.floor import FLOOR_PATH
 from quiver.format.progress import Progress
-from quiver.format.state import STATE_NAME, Loss
+from quiver.format.stage import STAGES
+from quiver.format.state import STATE_NAME, AppRecord, Loss
 from quiver.fsck.held import Held, Holdings, outcome
 from quiver.fsck.holdings import survey_holdings
 from quiver.fsck.index import Place
 from quiver.fsck.look import Look
+from quiver.fsck.staged import committed_versions
 from quiver.fsck.verify import find_notes, find_problems
 from quiver.ids import BundleRef
 from quiver.segment.info import QUARANTINE, SEGMENTS
@@ -44,7 +46,7 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    """A segment. ``state``: sealed, damaged, in log."""
+    """A segment. ``state``: sealed, damaged, in log, committed (staged, no segment yet)."""
 
     segment: int
     state: str
@@ -55,6 +57,20 @@ class SegmentRow:
     last_sequence: int | None
     first_ts_ns: int | None
     last_ts_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StageRow:
+    """An attempt that waits for its commit. ``state``: finished, writing."""
+
+    app: str
+    version: int
+    attempt: str
+    state: str
+    bundles: int
+    rows: int
+    bytes: int
+    written_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +100,9 @@ class Summary:
     slots: dict[str, int]
     log: tuple[LogRow, ...]
     segments: tuple[SegmentRow, ...]
+    stages: tuple[StageRow, ...]
+    transactions: tuple[AppRecord, ...]
+    """The last commit of each app."""
     subscribers: tuple[SubscriberRow, ...]
     losses: tuple[Loss, ...]
     files: tuple[FileRow, ...]
@@ -109,6 +128,10 @@ def summarize(disk: Disk, clock: Clock) -> Summary:
         slots={**found.basics.known_state.slots, **found.index.names},
         log=tuple(_log(found)),
         segments=tuple(_segments(found, holdings, sizes)),
+        stages=tuple(_stages(found)),
+        transactions=committed_versions(
+            found.basics.known_state.transactions, found.index.commits, ()
+        ),
         subscribers=tuple(
             _subscriber(name, progress, holdings, sizes, clock)
             for name, progress in found.basics.progress.items()
@@ -133,7 +156,7 @@ def _size(held: Held) -> tuple[int, int]:
 
 
 def _files(disk: Disk) -> Iterator[FileRow]:
-    for folder in ("", DIRECTORY, SEGMENTS, QUARANTINE):
+    for folder in ("", DIRECTORY, SEGMENTS, STAGES, QUARANTINE):
         for name in disk.listdir(folder):
             path = f"{folder}/{name}" if folder else name
             size = disk.stat_size(path)
@@ -165,12 +188,25 @@ def _log(found: Look) -> Iterator[LogRow]:
         )
 
 
+def _stages(found: Look) -> Iterator[StageRow]:
+    for key, files in sorted(found.stages.attempts.items()):
+        yield StageRow(
+            *key,
+            "finished" if files[-1].label.last else "writing",
+            sum(file.bundles for file in files),
+            sum(file.rows for file in files),
+            sum(file.length for file in files),
+            files[-1].label.ts,
+        )
+
+
 def _segments(
     found: Look, holdings: Holdings, sizes: dict[BundleRef, tuple[int, int]]
 ) -> Iterator[SegmentRow]:
     rows: dict[int, list[Held]] = {}
     for held in holdings.bundles:
         rows.setdefault(held.ref.segment_seq, []).append(held)
+    waiting = {one.seq: "committed" for one in holdings.waiting}
     for seq in sorted({*rows, *found.segments.numbers}):
         bundles = rows.get(seq, [])
         info = found.segments.infos.get(seq)
@@ -179,7 +215,7 @@ def _segments(
         times = [held.ingestion_ts_ns for held in bundles if held.ingestion_ts_ns is not None]
         yield SegmentRow(
             seq,
-            "damaged" if damaged else "sealed" if info is not None else "in log",
+            "damaged" if damaged else "sealed" if info is not None else waiting.get(seq, "in log"),
             len(bundles),
             sum(sizes[held.ref][0] for held in bundles),
             info.file_bytes if info else sum(sizes[held.ref][1] for held in bundles),

@@ -17,6 +17,7 @@ from quiver.contradictions import contradictions
 from quiver.disk.disk import Disk
 from quiver.errors import Damage, QuiverError, WalCorrupt
 from quiver.format.progress import Progress
+from quiver.format.stage import STAGES
 from quiver.fsck.held import Holdings
 from quiver.fsck.holdings import survey_holdings
 from quiver.fsck.look import Look, Watch
@@ -90,6 +91,10 @@ def find_problems(found: Look, holdings: Holdings) -> Iterator[Problem]:
             yield _small(progress, f"where subscriber {name!r} stood is not known")
         else:
             yield from _marks_beyond(name, progress, holdings)
+    for path, error in found.stages.files.items():
+        if isinstance(error, QuiverError):
+            affects = "the attempt it belongs to can't be committed"
+            yield Problem(path, error.message.rstrip("."), affects)
     yield from _overlaps(found)
 
 
@@ -115,7 +120,9 @@ def _overlaps(found: Look) -> Iterator[Problem]:
     infos = [info for _, info in sorted(found.segments.infos.items())]
     known = [info for info in infos if info.first_sequence is not None]
     for before, after in pairwise(known):
-        if (before.last_sequence or 0) >= (after.first_sequence or 0):
+        together = before.transaction is not None and before.transaction == after.transaction
+        last, first = before.last_sequence or 0, after.first_sequence or 0
+        if last > first or (last == first and not together):
             yield Problem(
                 segment_path(after.seq),
                 f"its sequences begin at {after.first_sequence}, before the end of segment"
@@ -153,7 +160,8 @@ def find_notes(found: Look, holdings: Holdings) -> Iterator[str]:
         yield f"{path}: half written by the Rust crate; its bundles are in the log"
     if holdings.maybe_doubled is not None:
         yield f"some bundles may come twice: {holdings.maybe_doubled}"
-    for folder in ("", SEGMENTS):
+    yield from _staged_notes(found, holdings)
+    for folder in ("", SEGMENTS, STAGES):
         for name in found.disk.listdir(folder):
             if name.endswith(TMP_SUFFIX):
                 yield (
@@ -163,3 +171,13 @@ def find_notes(found: Look, holdings: Holdings) -> Iterator[str]:
     aside = found.disk.listdir(QUARANTINE)
     if aside:
         yield f"{QUARANTINE}/ holds {len(aside):,} file{'s' * (len(aside) != 1)} set aside earlier"
+
+
+def _staged_notes(found: Look, holdings: Holdings) -> Iterator[str]:
+    finished = [files for files in found.stages.attempts.values() if files[-1].label.last]
+    if finished:
+        bundles = sum(file.bundles for files in finished for file in files)
+        yield f"{len(finished):,} staged writes ({bundles:,} bundles) wait for their commit"
+    for one in holdings.waiting:
+        if one.error is None:
+            yield f"{one.file.path}: committed; the next open makes it segment {one.seq}"

@@ -14,24 +14,19 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
 
 from quiver.disk.disk import Disk
-from quiver.errors import BundleGone, Damage, LimitExceeded
+from quiver.errors import BundleGone, Damage
+from quiver.segment.aside import set_aside, settle_aside
 from quiver.segment.info import (
-    QUARANTINE,
     SEGMENTS,
     TMP_SUFFIX,
     SegmentInfo,
     parse_name,
-    segment_name,
     segment_path,
 )
 from quiver.segment.reader import ReadMode, SegmentReader, load_info
 from quiver.segment.source import Mapping
-
-MAX_NAMESAKES: Final = 10_000
-"""Quarantined files of one number: more than this, and somebody must look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +120,22 @@ class Catalog:
         """Segments kept open for reading."""
         return len(self._readers)
 
-    def add(self, info: SegmentInfo) -> None:
-        """A segment that was just written."""
+    def add(self, *infos: SegmentInfo) -> None:
+        """Segments that were just written; nobody sees some of them without the others."""
         with self._lock:
-            self._drop(info.seq)
-            self.file_bytes += info.file_bytes
-            in_order = not self._infos or info.seq > next(reversed(self._infos))
-            self._infos[info.seq] = info
-            if not in_order:
-                self._infos = dict(sorted(self._infos.items()))
+            for info in infos:
+                self._drop(info.seq)
+                self.file_bytes += info.file_bytes
+                in_order = not self._infos or info.seq > next(reversed(self._infos))
+                self._infos[info.seq] = info
+                if not in_order:
+                    self._infos = dict(sorted(self._infos.items()))
+
+    def hide(self, seqs: Iterable[int]) -> None:
+        """Forget segments whose files stay: those that they belong with are still to come."""
+        with self._lock:
+            for seq in seqs:
+                self._drop(seq)
 
     def reader(self, seq: int) -> SegmentReader:
         """A reader, kept for the next time; its file is checked once per process."""
@@ -187,21 +189,11 @@ class Catalog:
 
     def quarantine(self, seq: int, error: Damage) -> Quarantined:
         """Put a damaged file aside; it is never deleted by Quiver."""
-        disk = self._disk
-        disk.mkdir(QUARANTINE)
-        target = f"{QUARANTINE}/{segment_name(seq)}"
-        count = 0
-        while disk.stat_size(target) is not None:
-            count += 1
-            if count > MAX_NAMESAKES:
-                raise LimitExceeded(f"quarantined files of segment {seq}", count, MAX_NAMESAKES)
-            target = f"{QUARANTINE}/{segment_name(seq)}.{count}"
-        disk.rename(segment_path(seq), target)
+        path = segment_path(seq)
+        target = set_aside(self._disk, path)
         with self._lock:
             self._drop(seq)
-        # The new name first: a crash between may leave two names, never none.
-        disk.fsync_dir(QUARANTINE)
-        disk.fsync_dir(SEGMENTS)
+        settle_aside(self._disk, path)
         record = Quarantined(seq, target, error)
         self.quarantined.append(record)
         return record

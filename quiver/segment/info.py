@@ -9,6 +9,7 @@ from typing import Final
 
 from quiver.errors import SegmentDamage, SegmentInvalidIpc
 from quiver.format.segment import Footer, StreamEntry, Summary
+from quiver.format.stage import Transaction
 
 SEGMENTS: Final = "segments"
 QUARANTINE: Final = "quarantine"
@@ -58,6 +59,8 @@ class SegmentInfo:
     """Names and ids of its slots, as far as they have names."""
     unnamed: tuple[int, ...] = ()
     """Ids of the others: slots put by number, and those of the Rust crate."""
+    transaction: Transaction | None = None
+    """The one it was committed with, if any."""
 
     @classmethod
     def of(
@@ -77,6 +80,7 @@ class SegmentInfo:
             summary.last_ts,
             tuple(sorted(named)),
             tuple(sorted(unnamed)),
+            summary.transaction,
         )
 
     @classmethod
@@ -87,6 +91,8 @@ class SegmentInfo:
         footer: Footer,
         entries: Sequence[StreamEntry],
         summary: Summary | None,
+        *,
+        staged: bool = False,
     ) -> SegmentInfo:
         """From a directory: its summary, or what can be counted without one."""
         if summary is None:
@@ -101,4 +107,6 @@ class SegmentInfo:
             )
         elif summary.segment not in (None, seq):
             raise SegmentDamage(f"by its own account the file is segment {summary.segment}.")
+        elif (summary.stage is not None) is not staged:
+            raise SegmentDamage("a staged file is no segment, and a segment no staged file.")
         return cls.of(seq, file_bytes, summary, entries)

@@ -7,9 +7,8 @@ manifest and one call to Arrow per slot.  Batches lie in the mapping: nothing is
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
@@ -23,8 +22,9 @@ from quiver.errors import (
     SlotNotInBundle,
     StreamNotFound,
 )
-from quiver.format.ipc import column_indices, encode_batch
-from quiver.format.manifest import Manifest, SlotRef
+from quiver.format.ipc import EncodedBatch, column_indices, encode_batch
+from quiver.format.ipc_file import FileMessages, IpcFile
+from quiver.format.manifest import Manifest, SlotRef, stamp_manifest
 from quiver.format.record import BundleMeta, EncodedSlot
 from quiver.format.schema import SchemaMessage
 from quiver.format.segment import (
@@ -39,6 +39,7 @@ from quiver.format.segment import (
     decode_footer,
     stored_crc,
 )
+from quiver.format.stage import StageLabel
 from quiver.segment.info import SegmentInfo, segment_path
 from quiver.segment.source import FileReader, MappedSource, ReadSource, Source
 
@@ -67,24 +68,53 @@ def load_info(disk: Disk, seq: int) -> SegmentInfo:
         return _Tail(ReadSource(disk, path)).info(seq)
 
 
+def stream_schemas(
+    disk: Disk, seq: int, known: Container[bytes]
+) -> Iterator[tuple[int, bytes, pa.Schema | None]]:
+    """The slot, schema hash and schema of each stream; no schema where the hash is ``known``.
+
+    Reads footers only, and checks no checksum: good for a look, not for data.
+    """
+    path = segment_path(seq)
+    with _located(path, seq):
+        _check_size(disk, path)
+        source = ReadSource(disk, path)
+        for entry in _Tail(source).streams:
+            digest = entry.schema_hash
+            if digest is not None and digest in known:
+                yield entry.slot_id, digest, None
+                continue
+            try:
+                schema = source.open_file(entry.byte_offset, entry.byte_length, _ALL).schema
+            except _ARROW_ERRORS as error:
+                raise SegmentInvalidIpc(
+                    f"Arrow can't read stream {entry.stream_id}: {error}."
+                ) from error
+            yield entry.slot_id, digest or SchemaMessage.of(schema).schema_hash, schema
+
+
 class SegmentReader:
     """One sealed segment. Reads may run in any number of threads."""
 
-    def __init__(self, source: Source, seq: int, path: str) -> None:
+    def __init__(self, source: Source, seq: int, path: str, *, staged: bool = False) -> None:
         """Use :meth:`open`."""
         tail = _Tail(source)
         footer = tail.footer
         manifest = source.bytes(footer.manifest_offset, footer.manifest_length)
         self.seq: Final = seq
         self.path: Final = path
-        self.info: Final = tail.info(seq)
+        self.info: Final = tail.info(seq, staged=staged)
+        self.label: Final = tail.label
+        self.crc: Final = tail.crc
         self.streams: Final = tail.streams
+        self._manifest_at = (footer.manifest_offset, footer.manifest_length)
         self.source: Final = source
         self._entries = {entry.stream_id: entry for entry in tail.streams}
         self._manifest = Manifest(manifest, footer.bundle_count)
         self._lock = threading.Lock()
         self._readers: dict[int, FileReader] = {}
         self._getters: dict[int, Callable[[int], pa.RecordBatch]] = {}
+        self._messages: dict[int, FileMessages | None] = {}
         self._projected: dict[tuple[int, tuple[int, ...]], FileReader] = {}
 
     @classmethod
@@ -100,6 +130,46 @@ class SegmentReader:
                 _verify(source)
             return cls(source, seq, path)
 
+    @classmethod
+    def open_staged(
+        cls,
+        disk: Disk,
+        path: str,
+        length: int | None = None,
+        *,
+        seq: int = 0,
+        mode: ReadMode = "pread",
+        verify: bool = True,
+    ) -> SegmentReader:
+        """Open a staged file: all of it, or what was there before its end was appended.
+
+        ``seq`` is the number that it will have as a segment, if that is known.
+        """
+        with _located(path, seq):
+            _check_size(disk, path)
+            source: Source = (MappedSource if mode == "mmap" else ReadSource)(disk, path, length)
+            if length is not None and source.size < length:
+                raise SegmentTruncated(f"it has {source.size:,} bytes, and should have {length:,}.")
+            if verify:
+                _verify(source)
+            return cls(source, seq, path, staged=True)
+
+    def stamped_manifest(self, sequence: int, ts: int) -> IpcFile:
+        """A staged file's manifest, as the segment that it becomes will have it."""
+        with _located(self.path, self.seq):
+            data = self.source.bytes(*self._manifest_at)
+            return stamp_manifest(data, len(self), sequence, ts)
+
+    def close(self) -> None:
+        """Let go of a file that is not mapped; nothing is read from it any more."""
+        self.source.close()
+
+    def __enter__(self) -> SegmentReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __len__(self) -> int:
         return len(self._manifest)
 
@@ -114,8 +184,7 @@ class SegmentReader:
         if self._manifest.has_sizes:
             return meta
         batches = self.read(index).values()
-        return replace(
-            meta,
+        return meta._replace(
             rows=sum(batch.num_rows for batch in batches),
             nbytes=sum(batch.nbytes for batch in batches),
         )
@@ -159,11 +228,27 @@ class SegmentReader:
             EncodedSlot(
                 ref.slot_id,
                 self._entry(ref.stream_id).schema_fingerprint,
-                encode_batch(self._batch(ref.stream_id, ref.chunk_index)),
+                self._encoded_batch(ref.stream_id, ref.chunk_index),
             )
             for ref in self._manifest.refs(index)
             if slots is None or ref.slot_id in slots
         ]
+
+    def _encoded_batch(self, stream_id: int, chunk: int) -> EncodedBatch:
+        """A batch's message, as the file has it where that can be."""
+        found = None
+        try:
+            messages = self._messages.get(stream_id)
+            if messages is None and stream_id not in self._messages:
+                entry = self._entry(stream_id)
+                data = self.source.view(entry.byte_offset, entry.byte_length)
+                messages = None if data is None else FileMessages.of(data)
+                self._messages[stream_id] = messages
+            if messages is not None:
+                found = messages.batch(chunk)
+        except (*_ARROW_ERRORS, IndexError) as error:
+            raise self._unreadable(stream_id, chunk, error) from error
+        return encode_batch(self._batch(stream_id, chunk)) if found is None else found
 
     def stream_reader(self, stream_id: int) -> FileReader:
         """A whole stream as an Arrow file reader; kept, since opening costs more than reading."""
@@ -258,9 +343,16 @@ class _Tail:
         self.streams: list[StreamEntry]
         self._summary: Summary | None
         self.streams, self._summary = decode_directory(directory, self.footer)
+        self.crc = stored_crc(tail)
 
-    def info(self, seq: int) -> SegmentInfo:
-        return SegmentInfo.read(seq, self._size, self.footer, self.streams, self._summary)
+    @property
+    def label(self) -> StageLabel | None:
+        return None if self._summary is None else self._summary.stage
+
+    def info(self, seq: int, *, staged: bool = False) -> SegmentInfo:
+        return SegmentInfo.read(
+            seq, self._size, self.footer, self.streams, self._summary, staged=staged
+        )
 
 
 def _check_size(disk: Disk, path: str) -> None:

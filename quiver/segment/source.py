@@ -43,6 +43,10 @@ class Source(Protocol):
         """A small part, in aligned memory."""
         ...
 
+    def view(self, offset: int, length: int) -> pa.Buffer | None:
+        """A part where it lies, however large; ``None`` if it isn't in memory."""
+        ...
+
     def crc(self, length: int) -> int:
         """Checksum of the first ``length`` bytes."""
         ...
@@ -51,21 +55,31 @@ class Source(Protocol):
         """The Arrow file that lies there; of its columns, ``fields`` (all if empty)."""
         ...
 
+    def close(self) -> None:
+        """Let go of the file now, not when nobody knows this any more."""
+        ...
+
 
 class MappedSource:
-    """The file as memory."""
+    """The file as memory; only its first ``length`` bytes, if that is said."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: str, length: int | None = None) -> None:
         view = disk.view(path)
         holder = Mapping(view)
+        self.size: int = view.size if length is None else min(view.size, length)
         # Arrow's slices keep the buffer they are cut from, which keeps the holder.
-        self._data = pa.foreign_buffer(view.address, view.size, holder)
+        self._data = pa.foreign_buffer(view.address, self.size, holder)
         self.mapping: weakref.ref[Mapping] | None = weakref.ref(holder)
-        self.size: int = view.size
+
+    def close(self) -> None:
+        """A mapping goes with the last array that lies in it."""
 
     def bytes(self, offset: int, length: int) -> pa.Buffer:
         part = self._data.slice(offset, length)
         return pa.py_buffer(part.to_pybytes()) if part.address % ALIGNMENT else part
+
+    def view(self, offset: int, length: int) -> pa.Buffer | None:
+        return self._data.slice(offset, length)
 
     def crc(self, length: int) -> int:
         return crc32(self._data.slice(0, length))
@@ -78,14 +92,21 @@ class MappedSource:
 class ReadSource:
     """The file by positional reads; the descriptor goes with this object."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: str, length: int | None = None) -> None:
         self.mapping: weakref.ref[Mapping] | None = None
         self._file = disk.open(path)
-        weakref.finalize(self, _close_quietly, self._file)
-        self.size = self._file.size()
+        self._closer = weakref.finalize(self, _close_quietly, self._file)
+        size = self._file.size()
+        self.size = size if length is None else min(size, length)
+
+    def close(self) -> None:
+        self._closer()
 
     def bytes(self, offset: int, length: int) -> pa.Buffer:
         return pa.py_buffer(self._file.pread(length, offset))
+
+    def view(self, offset: int, length: int) -> pa.Buffer | None:
+        return None
 
     def crc(self, length: int) -> int:
         crc = 0

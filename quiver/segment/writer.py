@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ from quiver.format.segment import (
     Summary,
     encode_directory,
 )
+from quiver.format.stage import StageLabel
 from quiver.segment.accumulator import OpenSegment, Stream
 from quiver.segment.info import SEGMENTS, TMP_SUFFIX, SegmentInfo, segment_path
 
@@ -46,13 +47,16 @@ class Layout:
     streams: Sequence[StreamEntry]
 
 
-class _Pieces:
-    """Buffers laid end to end, with the length and checksum of what is there so far."""
+class Pieces:
+    """Buffers laid end to end, with the length and checksum of what is there so far.
 
-    def __init__(self) -> None:
+    ``size`` and ``crc`` are those of what they are to be laid behind.
+    """
+
+    def __init__(self, size: int = 0, crc: int = 0) -> None:
         self.buffers: list[bytes | pa.Buffer] = []
-        self.size = 0
-        self.crc = 0
+        self.size = size
+        self.crc = crc
 
     def align(self, boundary: int) -> None:
         self.add_bytes(_ZEROS[: -self.size % boundary])
@@ -72,25 +76,35 @@ def write_segment(disk: Disk, segment: OpenSegment, slot_names: Mapping[int, str
     """Write a segment so that after a crash it is there whole, or not at all."""
     layout = lay_out(segment, slot_names)
     path = segment_path(segment.seq)
+    write_whole(disk, path, layout.buffers)
+    disk.fsync_dir(SEGMENTS)
+    disk.chmod(path, SEALED_MODE)
+    return SegmentInfo.of(segment.seq, layout.size, layout.summary, layout.streams)
+
+
+def write_whole(disk: Disk, path: str, buffers: Sequence[bytes | pa.Buffer]) -> None:
+    """Write and sync a file before it gets its name; the name is the caller's to sync."""
     tmp = path + TMP_SUFFIX
     disk.unlink(tmp, missing_ok=True)  # left over from a crash
     try:
-        with disk.create(tmp) as file:
-            file.write_all(layout.buffers, 0)
+        with disk.create(tmp, bulk=True) as file:
+            file.write_all(buffers, 0)
             file.fsync()
         disk.rename(tmp, path)
     except BaseException:
         with suppress(QuiverError):
             disk.unlink(tmp, missing_ok=True)
         raise
-    disk.fsync_dir(SEGMENTS)
-    disk.chmod(path, SEALED_MODE)
-    return SegmentInfo.of(segment.seq, layout.size, layout.summary, layout.streams)
 
 
-def lay_out(segment: OpenSegment, slot_names: Mapping[int, str]) -> Layout:
-    """The file's bytes. The same bundles always give the same file."""
-    pieces = _Pieces()
+def lay_out(
+    segment: OpenSegment, slot_names: Mapping[int, str], label: StageLabel | None = None
+) -> Layout:
+    """The file's bytes. The same bundles always give the same file.
+
+    With a ``label`` it is one that is only staged, and has no number yet.
+    """
+    pieces = Pieces()
     entries = []
     for stream_id, stream in enumerate(segment.streams):
         pieces.align(STREAM_ALIGNMENT)
@@ -110,11 +124,21 @@ def lay_out(segment: OpenSegment, slot_names: Mapping[int, str]) -> Layout:
         )
         pieces.add_file(file)
     summary = _summarize(segment.seq, [bundle.meta for bundle in segment.bundles])
-    directory = encode_directory(entries, summary)
+    if label is not None:
+        summary = replace(summary, segment=None, stage=label)
     manifest = encode_manifest([(bundle.refs, bundle.meta) for bundle in segment.bundles])
+    add_tail(pieces, entries, summary, manifest)
+    return Layout(pieces.buffers, pieces.size, summary, entries)
+
+
+def add_tail(
+    pieces: Pieces, entries: Sequence[StreamEntry], summary: Summary, manifest: IpcFile
+) -> None:
+    """What makes the streams before it a file: directory, manifest, footer, trailer."""
+    directory = encode_directory(entries, summary)
     footer = Footer(
         stream_count=len(entries),
-        bundle_count=segment.bundle_count,
+        bundle_count=summary.bundles,
         directory_offset=pieces.size,
         directory_length=_bounded("segment directory bytes", directory.size),
         manifest_offset=pieces.size + directory.size,
@@ -123,7 +147,6 @@ def lay_out(segment: OpenSegment, slot_names: Mapping[int, str]) -> Layout:
     pieces.add_file(directory)
     pieces.add_file(manifest)
     pieces.add_bytes(footer.encode(pieces.crc))
-    return Layout(pieces.buffers, pieces.size, summary, entries)
 
 
 def _stream_file(stream: Stream) -> IpcFile:

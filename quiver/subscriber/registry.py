@@ -33,6 +33,7 @@ class Registry:
         self._totals: dict[int, int] = {}  # visible bundles of each segment
         self._open_segment = 0
         self._activated = False
+        self._changes_of_gone = 0
         self._shut: QuiverError | None = None
 
     # Start-up: load, register, activate
@@ -127,6 +128,7 @@ class Registry:
         given_up = subscriber.leave()
         with self._lock:
             del self._subscribers[subscriber.name]
+            self._changes_of_gone += subscriber.changes + 1
         return given_up
 
     # Who is there
@@ -160,10 +162,18 @@ class Registry:
 
     def observe(self, segment_seq: int, visible: int) -> None:
         """``visible`` bundles of this segment can be delivered now: tell everyone."""
+        self.observe_together({segment_seq: visible})
+
+    def observe_together(self, visible: Mapping[int, int], open_segment: int = 0) -> None:
+        """The same for several segments, and :meth:`advance_open` behind it: whoever looks
+        sees all of this, or nothing of it."""
         with self._lock:
-            self._totals[segment_seq] = max(visible, self._totals.get(segment_seq, 0))
-            for subscriber in self._subscribers.values():
-                subscriber.observe(segment_seq, visible)
+            for segment_seq, count in visible.items():
+                self._totals[segment_seq] = max(count, self._totals.get(segment_seq, 0))
+                for subscriber in self._subscribers.values():
+                    subscriber.observe(segment_seq, count)
+            if open_segment:
+                self._advance(open_segment)
 
     def advance_open(self, open_segment: int) -> None:
         """No segment below this number gets visible bundles any more; never goes back.
@@ -172,9 +182,12 @@ class Registry:
         was never seen counts as finished.
         """
         with self._lock:
-            before, self._open_segment = self._open_segment, max(self._open_segment, open_segment)
-            for subscriber in self._subscribers.values():
-                subscriber.advance_open(before, self._open_segment)
+            self._advance(open_segment)
+
+    def _advance(self, open_segment: int) -> None:
+        before, self._open_segment = self._open_segment, max(self._open_segment, open_segment)
+        for subscriber in self._subscribers.values():
+            subscriber.advance_open(before, self._open_segment)
 
     def drop_segment(self, segment_seq: int, total: int) -> dict[str, int]:
         """Retention gives this segment up: bundles dropped by subscriber, where any were.
@@ -218,10 +231,21 @@ class Registry:
             return sorted(self._totals.items())
 
     @property
-    def changes(self) -> int:
-        """Rises with every outcome, of any subscriber: tells whether there is work."""
+    def end(self) -> BundleRef:
+        """The position behind everything that can be delivered; never goes back.
+
+        Nothing becomes visible before it any more: a segment that still grows bounds it,
+        even if a later one can be read already.
+        """
         with self._lock:
-            return sum(subscriber.changes for subscriber in self._subscribers.values())
+            return BundleRef(self._open_segment, self._totals.get(self._open_segment, 0))
+
+    @property
+    def changes(self) -> int:
+        """Rises with every outcome and every leave-taking: tells whether there is work."""
+        with self._lock:
+            present = sum(subscriber.changes for subscriber in self._subscribers.values())
+            return self._changes_of_gone + present
 
     @property
     def open_segment(self) -> int:

@@ -216,6 +216,34 @@ class SubscriberState:
             _exclude(self._unfinished, ref.segment_seq)
         return how
 
+    def ack_before(self, ref: BundleRef) -> int:
+        """Done with everything visible that lies before ``ref``, claimed or not; how many.
+
+        By whole segments, so it costs what is unfinished and not what is behind: for those
+        who read on their own and know how far they got.
+        """
+        acked = 0
+        last = bisect_left(self._unfinished, ref.segment_seq + 1)
+        for segment_seq in self._unfinished[:last]:
+            segment = self._segments[segment_seq]
+            before = segment.count if segment_seq < ref.segment_seq else ref.bundle_index
+            bits = _ones(min(before, segment.count)) & ~segment.done
+            if not bits:
+                continue
+            count, free = bits.bit_count(), bits & segment.free
+            self.claimed -= count - free.bit_count()
+            if free:
+                self._take(segment_seq, segment, free)
+            segment.done |= bits
+            segment.left -= count
+            if not segment.left:
+                _exclude(self._unfinished, segment_seq)
+            self._marked.add(segment_seq)
+            self.outstanding -= count
+            acked += count
+        self.changes += 1 if acked else 0
+        return acked
+
     def _take(self, segment_seq: int, segment: _Segment, bit: int) -> None:
         segment.free ^= bit
         if not segment.free:

@@ -118,6 +118,11 @@ class Subscriber:
         with self._lock:
             return self._state.ack(ref)
 
+    def ack_before(self, ref: BundleRef) -> int:
+        """See :meth:`SubscriberState.ack_before`; durable after the next flush."""
+        with self._lock:
+            return self._state.ack_before(ref)
+
     def reject(self, ref: BundleRef) -> Outcome:
         """See :meth:`SubscriberState.reject`; durable after the next flush."""
         with self._lock:

@@ -8,8 +8,10 @@ from typing import TypeAlias
 
 from quiver.disk.disk import Disk
 from quiver.errors import WalCorrupt
+from quiver.format.commit import Commit, decode_commit
 from quiver.format.wal_entry import (
     BUNDLE,
+    COMMIT,
     FOREIGN_BUNDLE,
     SLOT_NAME,
     BundleEntry,
@@ -73,6 +75,15 @@ class LogEntry:
             return None
         try:
             return decode_slot_name(self.body)
+        except WalCorrupt as error:
+            raise self._placed(error) from None
+
+    def commit(self) -> Commit | None:
+        """The transaction, if this is an entry that commits one."""
+        if self.kind != COMMIT:
+            return None
+        try:
+            return decode_commit(self.body)
         except WalCorrupt as error:
             raise self._placed(error) from None
 

@@ -42,6 +42,7 @@ class Commits:
         self._finished = writer.finished
         self._leader: int | None = None  # the thread that commits for all
         self._since: float | None = None
+        self._seen = 0
         self.gather = False
         """Set when somebody else commits, by time: then waiting only waits."""
 
@@ -88,6 +89,11 @@ class Commits:
         last = self._writer.next_sequence
         while self._writer.durable_before < last and self._writer.commit():
             pass
+
+    def left_over(self) -> bool:
+        """Whether what was staged at the last look still is; to be asked now and then."""
+        before, self._seen = self._seen, self._writer.next_sequence
+        return self._writer.durable_before < before
 
     def due(self) -> bool:
         """Whether staged entries have gathered long enough, or enough of them.

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from quiver.disk.disk import File
 from quiver.errors import IoFault
 from quiver.format.crc import crc32
-from quiver.format.wal_entry import BUNDLE, FOREIGN_BUNDLE, FRAME, MAX_BODY, SEAL
+from quiver.format.wal_entry import BUNDLE, COMMIT, FOREIGN_BUNDLE, FRAME, MAX_BODY, SEAL
 from quiver.format.wal_scan import (
     HEAD_SIZE,
     RESIDUE,
@@ -155,9 +155,9 @@ class FileScan:
             self._recent.pop(0)
 
     def _note_time(self, piece: Piece) -> None:
-        """Of bundles only: their time never goes back, that of other entries may."""
+        """Of bundles and commits only: their time never goes back, that of others may."""
         for start, _, kind, _, _, _ in reversed(piece.found):
-            if kind in (BUNDLE, FOREIGN_BUNDLE):
+            if kind in (BUNDLE, COMMIT, FOREIGN_BUNDLE):
                 ts = int.from_bytes(piece.view[start + 5 : start + 13], "little", signed=True)
                 self.last_ts = max(self.last_ts, ts)
                 return

@@ -93,7 +93,7 @@ class CrashDisk(MemoryDisk):
         self._live()
         super().fit(inode, size)
 
-    def create(self, path: str) -> MemoryFile:
+    def create(self, path: str, *, bulk: bool = False) -> MemoryFile:
         self._live()
         return super().create(path)
 

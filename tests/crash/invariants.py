@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NoReturn
 
 import pyarrow as pa
 
+from quiver.committing import Committed
 from quiver.engine import Store
 from quiver.errors import Backpressure
 from quiver.format.floor import FLOOR_PATH, decode_floor
+from quiver.format.stage import STAGES
 from quiver.ids import BundleRef
 from quiver.receipt import Receipt
 from quiver.segment.info import SEGMENTS
@@ -30,7 +33,7 @@ PATIENCE: Final = 4
 """Times a put may be told to come again later, with upkeep in between."""
 
 _PROBE: Final = pa.record_batch({"probe": pa.array([1])})
-_RANK: Final = {"durable": 0, "offered": 1, "gone": 2, "void": 3}
+_RANK: Final = {"durable": 0, "offered": 1, "staged": 2, "gone": 3, "void": 4}
 
 
 class Violation(AssertionError):
@@ -78,6 +81,8 @@ def no_phantom(case: Case) -> None:
         put = same[0]
         if put.state == "void":
             case.fail(no_phantom, f"{ref} is put {put.number}, which was told to have failed")
+        if put.state == "staged":
+            case.fail(no_phantom, f"{ref} is put {put.number}, which nobody has committed")
         if put.state == "gone":
             case.fail(no_phantom, f"{ref} is put {put.number}, which had been deleted")
         case.numbers[ref] = put
@@ -91,6 +96,11 @@ def _is(bundle: Bundle, put: Put) -> bool:
         and dict(meta.attributes) == dict(put.attributes)
         and all(_equal(batch, put.slots[name]) for name, batch in bundle.slots.items())
     )
+
+
+def same_slots(found: Mapping[str, pa.RecordBatch], put: Slots) -> bool:
+    """Whether these are the batches that were put."""
+    return found.keys() == put.keys() and all(_equal(b, put[name]) for name, b in found.items())
 
 
 def _equal(found: pa.RecordBatch, put: pa.RecordBatch) -> bool:
@@ -147,15 +157,18 @@ def same_names(case: Case) -> None:
 
 
 def numbers_apart(case: Case) -> None:
-    """No two bundles share a sequence, and those of one segment ascend."""
+    """No two bundles share a sequence, but for those of one commit; in all they ascend."""
     metas = sorted(
         (ref, b.meta.sequence)
         for ref, b in case.view.bundles.items()
         if b.meta.sequence is not None  # the Rust crate's segments say none
     )
-    sequences = [sequence for _, sequence in metas]
-    if sorted(set(sequences)) != sequences:
-        case.fail(numbers_apart, f"sequences by ref are {sequences}")
+    commits = case.view.transactions
+    for (ref, sequence), (other, following) in pairwise(metas):
+        mates = commits.get(ref.segment_seq)
+        together = mates is not None and mates == commits.get(other.segment_seq)
+        if sequence > following or (sequence == following) is not together:
+            case.fail(numbers_apart, f"{ref} has sequence {sequence}, {other} has {following}")
 
 
 # Subscribers
@@ -222,23 +235,31 @@ def bytes_accounted(case: Case) -> None:
         for p, b in case.after.items()
         if p.startswith("wal/") and not p.endswith((".cursor", ".tmp"))
     )
-    if (segments, log) != (case.view.segment_bytes, case.view.log_bytes):
+    stages = sum(len(b) for p, b in case.after.items() if p.endswith(".qstage"))
+    view = case.view
+    if (segments, log, stages) != (view.segment_bytes, view.log_bytes, view.stage_bytes):
         case.fail(
             bytes_accounted,
-            f"segments {segments} and log {log} on disk,"
-            f" {case.view.segment_bytes} and {case.view.log_bytes} in the books",
+            f"segments {segments}, log {log} and stages {stages} on disk,"
+            f" {view.segment_bytes}, {view.log_bytes} and {view.stage_bytes} in the books",
         )
 
 
 def no_strays(case: Case) -> None:
     """Nothing half-written is left after an open, and no segment file that isn't one."""
+    wal = case.store._wal
+    known = wal is not None and wal._files._spare is not None  # made by the open itself
     for path in case.after:
-        if path.endswith((".tmp", ".new", ".spare")):
+        if path.endswith((".tmp", ".new") if known else (".tmp", ".new", ".spare")):
             case.fail(no_strays, f"{path} is still there after the open")
         if path.startswith(f"{SEGMENTS}/") and path.endswith(".qseg"):
             seq = int(path.removeprefix(f"{SEGMENTS}/").removesuffix(".qseg"))
             if seq not in case.store._parts.catalog:
                 case.fail(no_strays, f"{path} is there, but the store doesn't know it")
+        if path.endswith(".qstage") and not any(
+            path.startswith(f"{STAGES}/{key.id.hex()}-") for key in case.view.stages
+        ):
+            case.fail(no_strays, f"{path} is there, and no stage has it")
 
 
 def decided_deletions_done(case: Case) -> None:
@@ -247,6 +268,45 @@ def decided_deletions_done(case: Case) -> None:
     for info in case.store._parts.catalog.infos:
         if info.seq < floor.replay_floor and floor.is_gone(info.seq):
             case.fail(decided_deletions_done, f"segment {info.seq} is there, and gone by the floor")
+
+
+# Transactions
+
+
+def commit_whole(case: Case) -> None:
+    """Of a commit all is there or nothing, and its version is remembered with it."""
+    found = case.present()
+    for (app, version), commitment in case.oracle.commitments.items():
+        remembered = case.view.committed.get(app, -1) >= version
+        if commitment.phase == "answered" and not remembered:
+            case.fail(commit_whole, f"{app} {version} was committed, and is forgotten")
+        if commitment.phase == "asked":
+            numbers = case.oracle.winners_of((app, version))
+            there = [number for number in numbers if number in found]
+            if len(there) != (len(numbers) if remembered else 0):
+                case.fail(
+                    commit_whole,
+                    f"{len(there)} of {len(numbers)} bundles of {app} {version} are there, it is"
+                    f" {'' if remembered else 'not '}called committed",
+                )
+
+
+def finished_kept(case: Case) -> None:
+    """A finished stage is there, with all its bundles, until it is committed or given up."""
+    for key, attempt in case.oracle.attempts.items():
+        info = case.view.stages.get(key)
+        over = case.view.committed.get(key.app, -1) >= key.version
+        if info is None:
+            if attempt.is_kept and not over:
+                case.fail(finished_kept, f"{key} was finished, and is gone")
+            continue
+        if attempt.phase in ("writing", "gone") or over:
+            case.fail(finished_kept, f"{key} is there: {attempt.phase}, committed: {over}")
+        if not info.finished or info.bundles != len(case.oracle.bundles_of(key)):
+            case.fail(finished_kept, f"{key} is there as {info}")
+    strays = case.view.stages.keys() - case.oracle.attempts.keys()
+    if strays:
+        case.fail(finished_kept, f"nobody has staged {sorted(strays)}")
 
 
 INVARIANTS: Final[tuple[Callable[[Case], None], ...]] = (
@@ -259,6 +319,8 @@ INVARIANTS: Final[tuple[Callable[[Case], None], ...]] = (
     progress_kept,
     nobody_done_early,
     losses_on_record,
+    commit_whole,
+    finished_kept,
     bytes_accounted,
     no_strays,
     decided_deletions_done,
@@ -337,11 +399,41 @@ def _put_with_patience(case: Case, slots: Slots) -> Receipt | None:
     return case.store.put(slots).wait()
 
 
+def commits_go_on(case: Case) -> None:
+    """A commit that was answered is a repeat; one that wasn't, asked again, is seen once."""
+    oracle, store = case.oracle, case.store
+    segments = store.segments()
+    for (app, version), commitment in list(oracle.commitments.items())[-2:]:
+        known = case.view.committed.get(app, -1) >= version
+        answer = store.commit(app, version, commitment.winners)
+        if answer.repeated is not known:
+            case.fail(commits_go_on, f"{app} {version} again: {answer}, though known: {known}")
+        if known and store.segments() != segments:
+            case.fail(commits_go_on, f"a repeat of {app} {version} made {store.segments()}")
+        if not known:
+            _seen_once(case, answer, len(oracle.winners_of((app, version))))
+            segments = store.segments()
+    left = {(info.app, info.version, info.attempt) for info in store.stages()}
+    for key in [key for key in oracle.attempts if key in left][-1:]:
+        answer = store.commit(key.app, key.version, [key.attempt])
+        _seen_once(case, answer, len(oracle.bundles_of(key)))
+
+
+def _seen_once(case: Case, answer: Committed, bundles: int) -> None:
+    infos = case.store._parts.catalog.infos
+    seen = dict(case.store.segments())
+    mine = [info.seq for info in infos if info.transaction == (answer.app, answer.version)]
+    count = sum(seen.get(seq, 0) for seq in mine)
+    if answer.repeated or not answer.bundles == count == bundles:
+        case.fail(commits_go_on, f"{answer} shows {count} of {bundles} bundles")
+
+
 PROBES: Final[tuple[Callable[[Case], None], ...]] = (
     keys_remembered,
     goes_on,
     numbers_not_reused,
     new_is_pending,
+    commits_go_on,
 )
 
 
@@ -361,6 +453,8 @@ def same_again(first: View, second: View) -> None:
         ("losses", first.losses, second.losses),
         ("slots", first.slot_names, second.slot_names),
         ("next sequence", first.next_sequence, second.next_sequence),
+        ("stages", first.stages, second.stages),
+        ("committed", first.committed, second.committed),
     ):
         if a != b:
             raise Violation(same_again.__name__, f"{what}: first {a}, then {b}")

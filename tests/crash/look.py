@@ -15,8 +15,10 @@ import pyarrow as pa
 from quiver.engine import Store
 from quiver.errors import NotFound
 from quiver.format.record import BundleMeta
+from quiver.format.stage import StageKey, Transaction
 from quiver.ids import BundleRef
 from quiver.segment.info import segment_path
+from quiver.stages import StageInfo
 from tests.crash.disk import Image
 from tests.crash.oracle import Outcome
 
@@ -46,6 +48,11 @@ class View:
     next_sequence: int
     segment_bytes: int
     log_bytes: int
+    stage_bytes: int
+    transactions: Mapping[int, Transaction]
+    """Segments that came with a commit."""
+    stages: Mapping[StageKey, StageInfo]
+    committed: Mapping[str, int]
 
 
 class Looker:
@@ -78,6 +85,19 @@ class Looker:
             next_sequence=store._parts.ingest.next_sequence,
             segment_bytes=usage.segments,
             log_bytes=usage.log,
+            stage_bytes=usage.stages,
+            transactions={
+                info.seq: info.transaction
+                for info in store._parts.catalog.infos
+                if info.transaction is not None
+            },
+            stages={
+                StageKey(info.app, info.version, info.attempt): info for info in store.stages()
+            },
+            committed={
+                app: record.version
+                for app, record in store._parts.ingest.transactions._records.items()
+            },
         )
 
     def _sealed(self, store: Store, seq: int, data: bytes) -> list[Row]:

@@ -17,6 +17,7 @@ from typing import Final, Literal, TypeAlias
 import pyarrow as pa
 
 from quiver.config import Config
+from quiver.format.stage import StageKey
 from quiver.ids import BundleRef
 
 Outcome: TypeAlias = Literal["pending", "acked", "dropped"]
@@ -29,17 +30,46 @@ class Put:
     """A bundle that was offered to the store, and how far it came.
 
     ``offered``: may be found, whole; ``durable``: must be; ``void``: must not be, the
-    caller was told that it failed; ``gone``: was durable and has rightly been deleted.
+    caller was told that it failed; ``gone``: was durable and has rightly been deleted;
+    ``staged``: must not be found until somebody asks for its commit.
     """
 
     number: int
     slots: Slots
     key: str | None
     attributes: Mapping[str, str]
-    state: Literal["offered", "durable", "void", "gone"] = "offered"
+    state: Literal["offered", "durable", "void", "gone", "staged"] = "offered"
     ref: BundleRef | None = None
     sequence: int | None = None
     ts: int | None = None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A stage, and how far it came.
+
+    ``writing``: dies with its process; ``finishing``: may be found finished; ``finished``:
+    must be, unless its transaction is committed; ``leaving``: may be gone; ``gone``: is.
+    """
+
+    numbers: list[int]
+    phase: Literal["writing", "finishing", "finished", "leaving", "gone"] = "writing"
+    since: int = 0
+    expired: bool = False
+
+    @property
+    def is_kept(self) -> bool:
+        return self.phase == "finished"
+
+
+@dataclass(slots=True)
+class Commitment:
+    """A commit that was asked for, or (``answered``) is promised."""
+
+    winners: tuple[str, ...]
+    phase: Literal["asked", "answered"] = "asked"
+    placed: bool = False
+    """Whether its bundles' refs are known."""
 
 
 class Sub:
@@ -92,6 +122,8 @@ class Oracle:
     def __init__(self) -> None:
         self.puts: dict[int, Put] = {}
         self.subs: dict[str, Sub] = {}
+        self.attempts: dict[StageKey, Attempt] = {}
+        self.commitments: dict[tuple[str, int], Commitment] = {}
         self.losses: set[int] = set()
         self.removals: dict[int, bool] = {}
         """Segments whose removal was ordered: had everyone durably finished them?"""
@@ -111,6 +143,13 @@ class Oracle:
             twin.phase = sub.phase
             twin._outcomes = dict(sub._outcomes)
             twin._possible = {ref: set(these) for ref, these in sub._possible.items()}
+        other.attempts = {
+            key: Attempt(list(a.numbers), a.phase, a.since, a.expired)
+            for key, a in self.attempts.items()
+        }
+        other.commitments = {
+            key: Commitment(c.winners, c.phase, c.placed) for key, c in self.commitments.items()
+        }
         other.version, other.config = self.version, self.config
         other.losses = set(self.losses)
         other.removals = dict(self.removals)
@@ -127,6 +166,29 @@ class Oracle:
     def at(self, ref: BundleRef) -> list[Put]:
         """Puts that were, or may have been, given this ref."""
         return [put for put in self.puts.values() if put.ref is None or put.ref == ref]
+
+    def bundles_of(self, key: StageKey) -> list[int]:
+        """The puts that an attempt has taken."""
+        return [n for n in self.attempts[key].numbers if self.puts[n].state != "void"]
+
+    def winners_of(self, transaction: tuple[str, int]) -> list[int]:
+        """The puts that a commit makes seen."""
+        winners = self.commitments[transaction].winners
+        return [n for name in winners for n in self.bundles_of(StageKey(*transaction, name))]
+
+    def committed(self, app: str) -> int | None:
+        """The last version of an app that was answered as committed."""
+        answered = [
+            version
+            for (name, version), one in self.commitments.items()
+            if name == app and one.phase == "answered"
+        ]
+        return max(answered, default=None)
+
+    def is_over(self, key: StageKey) -> bool:
+        """Whether a commit has made sure that a stage is needed no more."""
+        committed = self.committed(key.app)
+        return committed is not None and key.version <= committed
 
     def sizes(self) -> dict[int, int]:
         """Durable bundles by segment."""

@@ -75,6 +75,17 @@ def _settings(**changes: Any) -> dict[str, Any]:
     return settings
 
 
+_STAGES: Final = {"stage_ttl": 600.0}
+_TRANSACTIONS: Final[Weights] = {
+    "tx_stage": 16,
+    "tx_finish": 4,
+    "tx_commit": 16,
+    "tx_whole": 12,
+    "tx_again": 6,
+    "tx_abort": 4,
+    "tx_discard": 2,
+    "tx_expire": 1,
+}
 _CAP: Final = 12288 + 2 * 2048
 
 PROFILES: Final = (
@@ -178,6 +189,32 @@ PROFILES: Final = (
         {"burst": 25, "drain": 14, "maintain": 12, "flush": 6},
     ),
     Profile("jumpy", _settings(segment={"max_bundles": 2}), {"jump": 12, "drain": 8}),
+    Profile(
+        "transactions",
+        _settings(segment={"target_size": 1024, "max_bundles": 2}, transactions=_STAGES),
+        {**_TRANSACTIONS, "put": 14, "die": 12},
+        (12, 28),
+    ),
+    Profile(
+        "tx_laps",
+        _settings(
+            wal={"rotation_target": 1024},
+            segment={"target_size": 1024, "max_bundles": 3},
+            transactions=_STAGES,
+        ),
+        {**_TRANSACTIONS, "burst": 16, "flush": 8, "drain": 10, "maintain": 14, "tx_again": 10},
+        (14, 30),
+    ),
+    Profile(
+        "tx_full",
+        _settings(
+            reserve=512,
+            segment={"target_size": 1024, "max_bundles": 2},
+            transactions={**_STAGES, "max_memory": 1024},
+        ),
+        {**_TRANSACTIONS, "squeeze": 10, "tx_full": 12, "bad_fsync": 3, "kill": 6, "maintain": 8},
+        (14, 28),
+    ),
 )
 
 

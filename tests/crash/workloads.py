@@ -33,6 +33,7 @@ from tests.crash.world import Epoch, World, listening
 
 SLOTS: Final = ("Logs", "Spans", "Metrics", "Events")
 NAMES: Final = ("ada", "bob", "cyd")
+APPS: Final = ("query", "job")
 SECTORS: Final = (64, 128, 512)
 WORDS: Final = ("alpha", "beta", "gamma", "delta")
 
@@ -169,6 +170,87 @@ class _Generator:
     def _wait(self) -> None:
         if self._world.waiting:
             self._world.wait(self._rng.choice(self._world.waiting)[1])
+
+    # Transactions
+
+    def _tx_stage(self) -> None:
+        """An attempt with a few bundles; mostly finished at once."""
+        app = self._rng.choices(APPS, (3, 1))[0]
+        last = self._world.oracle.committed(app)
+        asked = [v for name, v in self._world.oracle.commitments if name == app]
+        version = max([0 if last is None else last + 1, *asked])
+        first = len(self._world.oracle.puts)
+        bundles = [
+            small_bundle(self._rng, first + at)
+            for at in range(self._rng.choice((0, 1, 1, 1, 2, 2, 5)))
+        ]
+        key = self._world.desk.stage(app, version, bundles)
+        if key is not None and self._rng.random() < 0.8:
+            self._world.desk.finish(key)
+
+    def _tx_whole(self) -> None:
+        """Several attempts at once, and their commit."""
+        for _ in range(self._rng.randint(2, 4)):
+            self._tx_stage()
+        self._tx_commit()
+
+    def _tx_finish(self) -> None:
+        if self._world.desk.open:
+            self._world.desk.finish(self._rng.choice(sorted(self._world.desk.open)))
+
+    def _tx_discard(self) -> None:
+        if self._world.desk.open:
+            self._world.desk.discard(self._rng.choice(sorted(self._world.desk.open)))
+
+    def _tx_commit(self) -> None:
+        """Commit what is finished, or what nobody answered; some attempts lose."""
+        oracle, rng = self._world.oracle, self._rng
+        asked = [(t, c.winners) for t, c in oracle.commitments.items() if c.phase == "asked"]
+        ready: dict[tuple[str, int], list[str]] = {}
+        for key, attempt in oracle.attempts.items():
+            if attempt.is_kept and not oracle.is_over(key):
+                ready.setdefault((key.app, key.version), []).append(key.attempt)
+        if asked:
+            transaction, winners = rng.choice(asked)
+        elif ready:
+            transaction, names = rng.choice(sorted(ready.items()))
+            winners = tuple(names if rng.random() < 0.6 else rng.sample(names, len(names) - 1))
+        else:
+            self._tx_stage()
+            return
+        self._world.desk.commit(*transaction, winners)
+
+    def _tx_full(self) -> None:
+        """No room for the entry that commits; then there is."""
+        if self._rng.random() < 0.5:
+            self._tx_stage()
+        self._world.disk.capacity = self._world.disk.used + self._rng.randint(0, 100)
+        self._tx_commit()
+        self._relax()
+        self._tx_commit()
+
+    def _tx_again(self) -> None:
+        """A commit whose answer did not arrive is sent again."""
+        answered = [
+            (t, c.winners)
+            for t, c in self._world.oracle.commitments.items()
+            if c.phase == "answered"
+        ]
+        if answered:
+            transaction, winners = self._rng.choice(answered)
+            self._world.desk.commit(*transaction, winners)
+
+    def _tx_abort(self) -> None:
+        keys = sorted({(k.app, k.version) for k in self._world.oracle.attempts})
+        asked = [t for t, c in self._world.oracle.commitments.items() if c.phase == "asked"]
+        keys = [key for key in keys if key not in asked]
+        if keys:
+            self._world.desk.abort(*self._rng.choice(keys))
+
+    def _tx_expire(self) -> None:
+        """Nobody comes for what is staged."""
+        self._clock.advance(self._config.transactions.stage_ttl + 1)
+        self._maintain()
 
     # Upkeep
 

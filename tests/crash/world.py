@@ -37,6 +37,7 @@ from quiver.segment.info import SEGMENTS, parse_name
 from quiver.subscriber.progress import progress_file
 from quiver.subscription import Subscription
 from tests.crash import notes as o
+from tests.crash.desk import Desk
 from tests.crash.disk import CrashDisk, Fold, Image, Record
 from tests.crash.invariants import INVARIANTS, Case, Violation, opens
 from tests.crash.look import Looker
@@ -79,6 +80,8 @@ class World:
         self._putting: int | None = None
         self._sealed: set[int] = set()
         self._losses: set[int] = set(self.oracle.losses)
+        self.desk = Desk(self)
+        self._is_open = False
         self.begin_epoch(state or State({}, []))
         self.configure(config)
 
@@ -113,6 +116,8 @@ class World:
             gone = set() if seq is None else {seq}
         for seq in sorted(gone - self.oracle.removals.keys()):
             self.note(o.Removal(seq, self._is_finished(seq)))
+        if self._is_open:
+            self.desk.watch(record)
         self.fold.take(record)
 
     def _is_finished(self, seq: int) -> bool:
@@ -140,10 +145,13 @@ class World:
 
     def open(self) -> None:
         """Open the store and check it against everything noted so far."""
+        self._is_open = False
         try:
             self.store = Store(Disk(self.disk), self.config, where="crash", clock=self.clock)
         except Exception as error:
             raise opens(error) from error
+        self._is_open = True
+        self.desk.restarted()
         self.handles = {}
         self.waiting = []
         self._by_receipt = {}
@@ -161,7 +169,8 @@ class World:
         for ref, put in case.numbers.items():
             meta = view.bundles[ref].meta
             found[put.number] = (ref, meta.sequence, meta.ingestion_ts_ns)
-        self.note(o.Settled(found, view.outcomes, frozenset(view.losses)))
+        stages = {key: info.since_ns for key, info in view.stages.items()}
+        self.note(o.Settled(found, view.outcomes, frozenset(view.losses), stages, view.committed))
 
     def close(self) -> None:
         if self._try(self.store.close):
@@ -199,6 +208,11 @@ class World:
         for seq in sorted(self._sealed - sealed):
             self.note(o.Deleted(seq))
         self._sealed = sealed
+        self.desk.after()
+
+    def after(self) -> None:
+        """For those who make calls of their own."""
+        self._after()
 
     # Producers
 

@@ -115,7 +115,40 @@ def without_log() -> Sample:
     return _left("without a log", WITHOUT_LOG, raw, frozenset())
 
 
-SAMPLES: Final = {"closed": closed, "crashed": crashed, "without_log": without_log}
+@cache
+def staged() -> Sample:
+    """A store with a commit that is published, one that isn't, and a stage that waits."""
+    raw = MemoryDisk(record=False)
+    store = open_store(raw, STAGED)
+    store.register("a")
+    store.activate()
+    _stage(store, 0, 0, 1, 2)
+    store.commit("app", 0, ["0"])
+    _stage(store, 1, 3, 4, 5)
+    store._upkeep.seal_quietly = lambda: None  # type: ignore[method-assign]
+    store.commit("app", 1, ["1"])
+    _stage(store, 2, 90)
+    store.put({SLOT: batch(6)}).wait()
+    store.put({SLOT: batch(7)}).wait()
+    sample = _left("staged", STAGED, raw, frozenset({7}))
+    assert set(sample.found.bundles) == set(range(8))
+    return sample
+
+
+def _stage(store: Store, version: int, *numbers: int) -> None:
+    with store.stage("app", version, str(version)) as stage:
+        for number in numbers:
+            stage.put({SLOT: batch(number)})
+        stage.finish()
+
+
+STAGED: Final = config(reserve=0, segment={"target_size": "1KiB", "max_bundles": 2})
+SAMPLES: Final = {
+    "closed": closed,
+    "crashed": crashed,
+    "without_log": without_log,
+    "staged": staged,
+}
 
 
 def judge(sample: Sample, files: Mapping[str, bytes]) -> tuple[Ending, set[int]]:

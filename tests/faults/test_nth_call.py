@@ -41,6 +41,7 @@ STEP: Final = int(os.environ.get("QUIVER_FAULT_STEP", "4"))
 MODES: Final = {
     "wal": config(wal={"max_idle_age": 30.0}),
     "segment_only": config(durability="segment_only", segment={"max_bundles": 3}),
+    "transactions": config(segment={"target_size": "1KiB", "max_bundles": 2}),
 }
 
 
@@ -58,8 +59,11 @@ class World:
         return Store(self.disks[-1], self.settings, where="mem", clock=self.clock)
 
 
-def workload(world: World, witness: Witness) -> None:
+def workload(world: World, witness: Witness, mode: str) -> None:
     """Puts alone and in groups, two subscribers, segments, rotation, deletion, a restart."""
+    if mode == "transactions":
+        transactions(world, witness)
+        return
     store = witness.attempt(world.open) or witness.attempt(world.open)
     if store is None:
         return
@@ -91,6 +95,27 @@ def first_life(world: World, store: Store, witness: Witness) -> None:
     put_group(store, witness, numbers, 3)
 
 
+def transactions(world: World, witness: Witness) -> None:
+    """Commits of one file and of several, merged and not, puts between, a restart, repeats."""
+    store = witness.attempt(world.open) or witness.attempt(world.open)
+    if store is None:
+        return
+    numbers = iter(range(100))
+    put_group(store, witness, numbers, 1)
+    witness.transact(store, "app", 0, [300, 301, 302, 303], [304])
+    put_group(store, witness, numbers, 2)
+    witness.transact(store, "app", 1, [310], [311])
+    witness.commit(store, "app", 1)
+    witness.attempt(store.flush)
+    witness.attempt(store.close)
+    again = witness.attempt(world.open)
+    if again is not None:
+        witness.commit(again, "app", 1)
+        witness.transact(again, "app", 2, [320, 321])
+        put_group(again, witness, numbers, 1)
+        witness.attempt(again.maintain)
+
+
 def put_group(store: Store, witness: Witness, numbers: Iterator[int], size: int) -> None:
     for _ in range(size):
         number = next(numbers)
@@ -115,9 +140,10 @@ def calls(mode: str) -> list[str]:
     """The workload's calls when nothing fails."""
     disk = FaultyDisk(MemoryDisk(record=False))
     witness = Witness()
-    workload(World(disk, MODES[mode]), witness)
+    workload(World(disk, MODES[mode]), witness, mode)
     assert not witness.errors
-    assert len(witness.durable) == 18
+    assert len(witness.durable) == (4 if mode == "transactions" else 18)
+    assert all(asked.answered for asked in witness.asked_commits.values())
     return [op for op, _ in disk.calls]
 
 
@@ -139,7 +165,7 @@ def test_the_nth_call_fails(
         disk = FaultyDisk(raw, replace(shape, at=at))
         world, witness = World(disk, MODES[mode]), Witness()
         try:
-            workload(world, witness)
+            workload(world, witness, mode)
             files, durable = raw.image(), raw.durability()
             check(files, witness, MODES[mode])
             if meaningful(left := durable.image()) != meaningful(files):

@@ -66,6 +66,15 @@ def open_store(raw: RawDisk, settings: Config | None = None) -> Store:
 
 
 @dataclass
+class Asked:
+    """A commit: what it would make seen, and whether it was answered."""
+
+    attempts: tuple[str, ...]
+    numbers: frozenset[int]
+    answered: bool = False
+
+
+@dataclass
 class Witness:
     """What was offered, what was promised, what was asked for."""
 
@@ -81,6 +90,8 @@ class Witness:
     kept: dict[str, set[int]] = field(default_factory=dict)
     """Acks of which the store said that they are durable."""
     errors: list[QuiverError] = field(default_factory=list)
+    asked_commits: dict[tuple[str, int], Asked] = field(default_factory=dict)
+    """Commits that were asked for, answered or not."""
 
     def attempt(self, work: Callable[[], T]) -> T | None:
         """Do something that may fail, with one of Quiver's own errors and no other."""
@@ -117,6 +128,51 @@ class Witness:
             if receipt.durable:
                 self.durable[number] = receipt.ref
         self.receipts = [(n, receipt) for n, receipt in self.receipts if not receipt.done]
+
+    def transact(self, store: Store, app: str, version: int, *parts: Iterable[int]) -> None:
+        """Stage some bundles, each part by an attempt of its own, and commit them.
+
+        A version that nobody answered yet comes first: behind a later one it would be over.
+        """
+        for (other, before), asked in self.asked_commits.items():
+            if not asked.answered:
+                self.commit(store, other, before)
+            if not asked.answered:
+                return
+        attempts: list[str] = []
+        numbers: list[int] = []
+        for at, part in enumerate(parts):
+            name = f"{version}.{at}"
+            if not self._stage(store, app, version, name, part):
+                self.attempt(lambda: store.abort(app, version))
+                return
+            attempts.append(name)
+            numbers += part
+        self.asked_commits[app, version] = Asked(tuple(attempts), frozenset(numbers))
+        self.offered.update(numbers)
+        self.commit(store, app, version)
+
+    def _stage(
+        self, store: Store, app: str, version: int, name: str, numbers: Iterable[int]
+    ) -> bool:
+        stage = self.attempt(lambda: store.stage(app, version, name))
+        if stage is None:
+            return False
+        with stage:
+            failed = len(self.errors)
+            for number in numbers:
+                self.attempt(lambda number=number: stage.put({SLOT: batch(number)}))  # type: ignore[misc]
+            return len(self.errors) == failed and self.attempt(stage.finish) is not None
+
+    def commit(self, store: Store, app: str, version: int) -> None:
+        """Commit, or commit again: whatever comes between, it counts once."""
+        asked = self.asked_commits.get((app, version))
+        if asked is None:
+            return
+        answer = self.attempt(lambda: store.commit(app, version, asked.attempts))
+        if answer is not None:
+            assert answer.repeated or not asked.answered, f"{app} {version} was committed twice"
+            asked.answered = True
 
     def ack_next(self, subscription: Subscription, count: int) -> None:
         """Take some bundles, look at them, and ack."""
@@ -186,6 +242,7 @@ def check(
             assert found.bundles[number] == ref, f"bundle {number} changed its ref"
         else:
             assert witness.may_be_gone(number), f"durable bundle {number} is lost"
+    _check_commits(store, witness, found)
     for name, left in found.outstanding.items():
         again = left & witness.kept.get(name, set())
         assert not again, f"{name} gets {sorted(again)} again"
@@ -196,6 +253,28 @@ def check(
     again_open = open_store(raw, settings)
     assert set(look(again_open).bundles) >= {1_000_000}
     again_open.close()
+
+
+def _check_commits(store: Store, witness: Witness, found: Found) -> None:
+    """All of a commit or nothing; if it was answered, all. Asked again, all of it, once."""
+    for (app, version), asked in witness.asked_commits.items():
+        there = {n for n in asked.numbers if n in found.bundles or witness.may_be_gone(n)}
+        last = store.committed(app)
+        if last is not None and last >= version:
+            assert there == asked.numbers, f"of {app} {version} only {sorted(there)} are there"
+            continue
+        assert not there & found.bundles.keys(), f"{sorted(there)} of {app} {version} are there"
+        assert not asked.answered, f"{app} {version} was answered, and is forgotten"
+        for one in asked.attempts:
+            assert _is_staged(store, app, version, one), f"{one} of {app} {version} is gone"
+        answer = store.commit(app, version, asked.attempts)
+        assert not answer.repeated
+        assert answer.bundles == len(asked.numbers)
+        assert asked.numbers <= look(store).bundles.keys()
+
+
+def _is_staged(store: Store, app: str, version: int, attempt: str) -> bool:
+    return any((s.app, s.version, s.attempt) == (app, version, attempt) for s in store.stages())
 
 
 def meaningful(files: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -15,16 +15,19 @@ from functools import cache
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
 from quiver.errors import QuiverError
+from quiver.format.commit import Commit, CommittedFile
 from quiver.format.crc import crc32, crc32c
 from quiver.format.cursor import decode_cursor, encode_cursor
 from quiver.format.floor import Floor, decode_floor, encode_floor
 from quiver.format.progress import Progress, SegmentProgress, decode_progress, encode_progress
+from quiver.format.stage import STAGES, stage_name
 from quiver.format.state import decode_state
 from quiver.format.wal_header import HEADER_SIZE
 from quiver.segment.reader import SegmentReader, load_info
+from quiver.segment.stage import check_committed, load_stage, publish_stage
 from quiver.wal.files import ACTIVE
 from quiver.wal.reader import read_log
-from tests.faults.damage import closed, crashed
+from tests.faults.damage import closed, crashed, staged
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ def _read_wal(data: bytes) -> None:
             for entry in contents.entries():
                 with suppress(QuiverError):
                     entry.slot_name()
+                    entry.commit()
                     if entry.is_bundle:
                         entry.bundle()
 
@@ -92,17 +96,30 @@ def _read_segment(data: bytes) -> None:
                     reader.read(index, columns={0: ["n"]})
 
 
+def _read_stage(data: bytes) -> None:
+    name = stage_name(bytes(16), 0)
+    disk = Disk(MemoryDisk.from_image({f"{STAGES}/{name}": data}, ["segments"], record=False))
+    with suppress(QuiverError):
+        load_stage(disk, name)
+    file = CommittedFile(bytes(16), 0, len(data), 0, 3, 3, 3)
+    with suppress(QuiverError):
+        check_committed(disk, file)
+    publish_stage(disk, Commit("app", 1, 2, 3, 0, (file,)), 0, file)
+
+
 @cache
 def targets() -> dict[str, Target]:
     """All of them, by name."""
-    files = [closed().files, crashed().files]
+    files = [closed().files, crashed().files, staged().files]
     logs = [d for one in files for p, d in one.items() if p.startswith(ACTIVE) and p[-1] != "r"]
     segments = [d for one in files for p, d in one.items() if p.endswith("0.qseg")]
+    stages = [d for one in files for p, d in one.items() if p.endswith(".qstage")]
     progress = Progress(12, {4: SegmentProgress(2, 0b11, 0b10), 12: SegmentProgress(65, 1 << 64)})
     floor = Floor(41, 39, ((0, 7), (9, 30)), has_log=True, has_state=True, log_first=1234)
     return {
         "wal": Target(tuple(logs), _fix_wal, _read_wal),
         "segment": Target(tuple(segments), _ending_in(crc32), _read_segment),
+        "stage": Target(tuple(stages), _ending_in(crc32), _read_stage),
         "progress": Target(
             (encode_progress(progress), encode_progress(progress, "a")),
             _ending_in(crc32c),
@@ -115,7 +132,7 @@ def targets() -> dict[str, Target]:
             (encode_floor(floor),), _ending_in(crc32), lambda data: _drop(decode_floor(data))
         ),
         "state": Target(
-            tuple(one["quiver.state"] for one in files),
+            tuple(one["quiver.state"] for one in files if "quiver.state" in one),
             _ending_in(crc32),
             lambda data: _drop(decode_state(data)),
         ),

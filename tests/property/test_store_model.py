@@ -25,15 +25,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from quiver import BundleRef, ClaimedBundle, Outcome, Receipt
+from quiver import BundleRef, ClaimedBundle, Committed, Outcome, Receipt
 from quiver.errors import BundleGone, KeyConflict, NotFound, StorageFull, UnknownBundle
+from quiver.format.stage import StageKey
 from tests.support.faulty import Fault
-from tests.support.stores import World, number_of
+from tests.support.stores import World, batch, number_of
 
 pytestmark = pytest.mark.property
 
 NAMES = ("a", "b", "c")
 KEYS = ("k1", "k2")
+APP = "app"
 MAX_AGE_HOURS = 2
 WRITE = frozenset({"pwritev"})
 
@@ -54,6 +56,15 @@ class Put:
     number: int
     key: str | None
     ts_ns: int
+
+
+@dataclass
+class Staged:
+    """An attempt: what it holds, and whether it was finished."""
+
+    numbers: list[int]
+    finished: bool
+    since: int
 
 
 @dataclass
@@ -101,6 +112,8 @@ class StoreModel(RuleBasedStateMachine):
         self.gone: set[BundleRef] = set()
         self.subs: dict[str, Sub] = {}
         self.used: set[BundleRef] = set()
+        self.attempts: dict[StageKey, Staged] = {}
+        self.version = self.tried = 0
 
     # Putting
 
@@ -173,6 +186,99 @@ class StoreModel(RuleBasedStateMachine):
         for sub in self.subs.values():
             sub.flushed = dict(sub.done)
         self._notice_deletions()
+
+    # Transactions
+
+    @precondition(lambda self: self.mode != "segment_only")
+    @rule(bundles=st.lists(numbers, max_size=4), finish=st.booleans())
+    def stage(self, bundles: list[int], finish: bool) -> None:
+        """One more attempt of the version that is next."""
+        self.tried += 1
+        key = StageKey(APP, self.version, f"a{self.tried}")
+        stage = self.world.store.stage(*key)
+        for number in bundles:
+            stage.put({"Logs": batch(number)})
+        self.attempts[key] = Staged(bundles, finished=finish, since=self.world.clock.now_ns())
+        if finish:
+            assert stage.finish().bundles == len(bundles)
+            self._collect()  # a new slot's name, and all before it, went into the log
+
+    @precondition(lambda self: self.mode != "segment_only")
+    @rule(data=st.data(), full=st.booleans())
+    def commit(self, data: st.DataObject, full: bool) -> None:
+        """Some of what is finished wins; or there is no room for that, and all is as before."""
+        there = {(s.app, s.version, s.attempt) for s in self.world.store.stages()}
+        ready = [key for key, one in self.attempts.items() if one.finished and key in there]
+        winners = data.draw(st.lists(st.sampled_from(ready), unique=True)) if ready else []
+        names = [key.attempt for key in winners]
+        if full:
+            self.world.faulty.strike(Fault(at=0, error=errno.ENOSPC, ops=WRITE, under="wal/"))
+            with pytest.raises(StorageFull):
+                self.world.store.commit(APP, self.version, names)
+            self.world.faulty.heal()
+            self.accepted.clear()  # staged before it, in the same group: taken back as well
+            self.maintain()
+            return
+        answer = self.world.store.commit(APP, self.version, names)
+        wanted = [number for key in winners for number in self.attempts[key].numbers]
+        assert (answer.repeated, answer.bundles) == (False, len(wanted))
+        self._collect()
+        self._promise(answer, wanted)
+        self.attempts.clear()
+        self.version += 1
+
+    def _promise(self, answer: Committed, wanted: list[int]) -> None:
+        """All of it is seen at once; where each bundle went, the store is asked."""
+        if answer.first_ref is None:
+            assert not wanted
+            return
+        live = dict(self.world.store.segments())
+        first = answer.first_ref.segment_seq
+        found: list[int] = []
+        for seq in range(first, first + answer.segments):
+            for index in range(live[seq]):
+                ref = BundleRef(seq, index)
+                number = number_of(self.world.store.read(ref)["Logs"])
+                assert ref not in self.promised
+                ts = self.world.store.meta(ref).ingestion_ts_ns or 0
+                self.promised[ref] = Put(number, None, ts)
+                found.append(number)
+        assert sorted(found) == sorted(wanted)
+
+    @precondition(lambda self: self.mode != "segment_only" and self.version)
+    @rule(data=st.data())
+    def commit_again(self, data: st.DataObject) -> None:
+        version = data.draw(st.integers(0, self.version - 1))
+        before = self.world.store.segments()
+        assert self.world.store.commit(APP, version, ["whatever"]).repeated
+        assert self.world.store.segments() == before
+
+    @precondition(lambda self: self.mode != "segment_only")
+    @rule()
+    def abort(self) -> None:
+        there = self.world.store.stages()
+        assert self.world.store.abort(APP, self.version) == len(there)
+        self.attempts.clear()
+
+    def _notice_stages(self) -> None:
+        """After an end: what was finished is there, what wasn't is not."""
+        self.attempts = {key: one for key, one in self.attempts.items() if one.finished}
+
+    @invariant()
+    def stages_are_kept(self) -> None:
+        """Every finished attempt waits, whole, and the last committed version is known."""
+        if self.mode == "segment_only":
+            return
+        ttl = self.world.store.config.transactions.stage_ttl * 1e9
+        there = {(s.app, s.version, s.attempt): s for s in self.world.store.stages()}
+        for key, one in self.attempts.items():
+            if key not in there:
+                assert self.world.clock.now_ns() - one.since > ttl, f"{key} went before its time"
+                continue
+            assert there[key].bundles == len(one.numbers)
+            assert there[key].finished is one.finished
+        assert there.keys() <= self.attempts.keys()
+        assert self.world.store.committed(APP) == (self.version - 1 if self.version else None)
 
     # Upkeep and time
 
@@ -292,6 +398,7 @@ class StoreModel(RuleBasedStateMachine):
             self.world.open()
         else:
             getattr(self.world, how)()
+        self._notice_stages()
         self.used |= {receipt.ref for receipt, _ in self.accepted}
         self.accepted.clear()
         assert set(self.world.store.subscribers) == set(self.subs)

@@ -193,7 +193,7 @@ def consume(crew: Crew, subscription: Subscription, tally: Tally, seed: int) -> 
             tally.finished(name, number)
 
 
-def wait_until(crew: Crew, done: Callable[[], bool], what: str) -> None:
+def wait_until(crew: Crew, done: Callable[[], object], what: str) -> None:
     """Wait for a state of affairs, as long as nobody failed."""
     deadline = time.monotonic() + JOIN_SECONDS
     while not done():

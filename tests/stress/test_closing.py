@@ -13,7 +13,17 @@ import quiver
 from quiver.background import Background
 from quiver.engine import Store
 from quiver.errors import StoreClosed, UnknownSubscriber, WaitTimeout
-from tests.stress.crew import SLOT, Crew, Tally, batch_of, left_in, number_of, produce, tiny
+from tests.stress.crew import (
+    SLOT,
+    Crew,
+    Tally,
+    batch_of,
+    left_in,
+    number_of,
+    produce,
+    tiny,
+    wait_until,
+)
 
 pytestmark = pytest.mark.stress
 
@@ -109,11 +119,11 @@ def test_stores_of_one_background(tmp_path: Path) -> None:
             crew.start(
                 lambda *a: produce(*a, until_closed=True), crew, store, tallies[n], numbers, n
             )
-        for store in stores[1:]:
-            crew.stop.wait(0.1)
+        for store, tally in zip(stores[1:], tallies[1:], strict=True):
+            wait_until(crew, tally.durable.__len__, "something durable")
             store.close()
         # The threads end before the first store does: it goes on without.
-    assert stores[0].put({SLOT: batch_of(EXTRA)}).wait().durable
+    assert stores[0].put({SLOT: batch_of(EXTRA)}, timeout=20).wait().durable
     stores[0].close()
     crew.join()
     for n, path in enumerate(paths):

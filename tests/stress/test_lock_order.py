@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, Final
@@ -9,18 +10,23 @@ from typing import Any, Final
 import pytest
 
 import quiver
-from tests.stress.crew import Crew, Tally, consume, produce, tiny, wait_until
+from tests.stress.crew import SLOT, Crew, Tally, batch_of, consume, produce, tiny, wait_until
 from tests.stress.locks import watched
 from tests.stress.test_everything import come_and_go, look_around
 
 pytestmark = pytest.mark.stress
 
 BUNDLES: Final = 60
+TRANSACTIONS: Final = 20
+OUTSIDE: Final = 1_000_000
+"""Numbers that nobody else puts."""
 
 ORDER: Final = (
+    "committing.py _turn",
     "gate.py _lock",
     "subscriber/registry.py _membership",
     "subscriber/subscriber.py _writing",
+    "staging.py _lock",
     "wal/writer.py _turn",
     "wal/active.py names",
     "assembly.py lock",
@@ -28,6 +34,19 @@ ORDER: Final = (
     "subscriber/subscriber.py _lock",
 )
 """As docs/adr/0009-locks.md has it. Behind these come only leaves."""
+
+
+def transact(crew: Crew, store: quiver.Store, app: str) -> None:
+    """Stage, commit and abort; a full store is no reason to end."""
+    for version in range(TRANSACTIONS):
+        if crew.stop.is_set():
+            return
+        with contextlib.suppress(quiver.Backpressure), store.stage(app, version, "a") as stage:
+            stage.put({SLOT: batch_of(OUTSIDE + version)})
+            stage.finish()
+            if version % 3:
+                store.commit(app, version, ["a"])
+        store.abort(app, version)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +72,9 @@ def test_one_order(
             crew.start(consume, crew, store.subscribe("a"), tally, seed)
         crew.start(come_and_go, crew, store, "guest", 1)
         crew.start(look_around, crew, store, tally, 2)
+        if store.config.durability == "wal":
+            crew.start(transact, crew, store, "app")
+            crew.start(transact, crew, store, "other")
         producer = crew.start(produce, crew, store, tally, range(BUNDLES), 3)
         crew.join(producer)
         wait_until(crew, lambda: tally.is_drained("a"), "all delivered")

@@ -48,7 +48,7 @@ class FaultyDisk:
         self._raw = raw
         self._plan: tuple[Fault, ...] = faults
         self._seen = [0] * len(faults)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.calls: list[tuple[str, str]] = []
         self.fired: list[tuple[str, str]] = []
 
@@ -94,8 +94,9 @@ class FaultyDisk:
             work()
         raise OSError(fault.error, os.strerror(fault.error), path)
 
-    def create(self, path: str) -> RawFile:
-        return FaultyFile(self, self.call("create", path, lambda: self._raw.create(path)), path)
+    def create(self, path: str, *, bulk: bool = False) -> RawFile:
+        raw = self.call("create", path, lambda: self._raw.create(path, bulk=bulk))
+        return FaultyFile(self, raw, path)
 
     def open(self, path: str, *, write: bool = False) -> RawFile:
         raw = self.call("open", path, lambda: self._raw.open(path, write=write))

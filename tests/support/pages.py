@@ -3,7 +3,8 @@
 The ``sh`` and ``python`` blocks of a page become one script, in their order.  A line that
 ends in ``# exit 2 …`` must exit with that; a bare ``quiver serve`` runs behind the others
 until the page stops it, and ``quiver tail`` until somebody does; ``<!-- run: … -->`` does
-what a reader can't see, with the helpers below.  Well-known places and ports are moved to
+what a reader can't see, with the helpers below; the ``python`` block behind
+``<!-- before each -->`` is in front of every later one.  Well-known places and ports are moved to
 where a test may write and listen.
 """
 
@@ -18,7 +19,9 @@ from pathlib import Path
 from tests.wire.process import free_port
 
 BLOCK = re.compile(
-    r"^```(?P<kind>sh|python)\n(?P<code>.*?)^```$|^<!-- run: (?P<hidden>[^\n]*) -->$", re.M | re.S
+    r"^(?P<first><!-- before each -->\n\n)?```(?P<kind>sh|python)\n(?P<code>.*?)^```$"
+    r"|^<!-- run: (?P<hidden>[^\n]*) -->$",
+    re.M | re.S,
 )
 EXPECTED = re.compile(r"^(?P<command>.*\S)\s+# exit (?P<code>\d)\b.*$", re.M)
 PLACES = ("/etc/quiver", "/var/lib/quiver", "/backup")
@@ -77,10 +80,13 @@ set -x
 
 def script(page: Path) -> str:
     """Everything a page shows, as one script."""
-    parts = [HELPERS]
+    parts, before = [HELPERS], ""
     for found in BLOCK.finditer(page.read_text()):
+        if found["first"]:
+            before = found["code"]
         if found["kind"] == "python":
-            parts.append(f"python3 - <<'EXAMPLE'\n{found['code']}EXAMPLE\n")
+            code = found["code"] if found["first"] else before + found["code"]
+            parts.append(f"python3 - <<'EXAMPLE'\n{code}EXAMPLE\n")
             continue
         code = found["hidden"] or found["code"]
         code = re.sub(r"^quiver serve$", "start_server", code, flags=re.M)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROW = re.compile(r"\| ([QJAD]\d+) \| (.+?) \| (.+?) \|")
-LAST = {"Q": 45, "J": 29, "A": 84, "D": 79}
+ROW = re.compile(r"\| ([QJADSC]\d+) \| (.+?) \| (.+?) \|")
+LAST = {"Q": 45, "J": 29, "A": 84, "D": 79, "S": 11, "C": 7}
 TEST = re.compile(r"`([^`]+)::([^`]+)`")
 
 

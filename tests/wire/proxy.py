@@ -20,6 +20,8 @@ class Proxy:
         self._sockets: list[socket.socket] = []
         self._flowing = threading.Event()
         self._flowing.set()
+        self._answering = threading.Event()
+        self._answering.set()
         self.connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -38,9 +40,14 @@ class Proxy:
         """Pass nothing on, and say nothing."""
         self._flowing.clear()
 
+    def mute(self) -> None:
+        """Pass on what the client says, and none of the answers."""
+        self._answering.clear()
+
     def thaw(self) -> None:
         """Go on where it stopped."""
         self._flowing.set()
+        self._answering.set()
 
     def close(self) -> None:
         self._listener.close()
@@ -51,19 +58,26 @@ class Proxy:
         while True:
             try:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
                 return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                near.close()  # the server is away: it may come back
+                continue
             with self._lock:
                 self.connections += 1
                 self._sockets += [near, far]
-            for one, other in ((near, far), (far, near)):
-                threading.Thread(target=self._pass, args=[one, other], daemon=True).start()
+            both = threading.Event()
+            both.set()
+            for one, other, gate in ((near, far, both), (far, near, self._answering)):
+                threading.Thread(target=self._pass, args=[one, other, gate], daemon=True).start()
 
-    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pass(self, source: socket.socket, sink: socket.socket, gate: threading.Event) -> None:
         try:
             while data := source.recv(CHUNK):
                 self._flowing.wait()
+                gate.wait()
                 sink.sendall(data)
         except OSError:
             pass

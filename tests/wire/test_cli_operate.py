@@ -27,7 +27,7 @@ from tests.wire.bare import logs
 Run = Callable[..., Result]
 COMMANDS = [
     *("serve", "put", "get", "subscribe", "tail", "ack", "streams", "subscribers", "lag"),
-    *("status", "bench", "token", "completion"),
+    *("status", "health", "bench", "token", "completion"),
 ]
 
 
@@ -222,3 +222,21 @@ def test_the_commands_belong_to_the_one_command() -> None:
     """quiver is one command: the library's tools and the server's, in two groups."""
     group = typer.main.get_command(app)
     assert set(COMMANDS) | {"inspect", "verify", "repair", "dump"} <= set(group.commands)  # type: ignore[attr-defined]
+
+
+def test_status_tells_what_is_staged(server: Server, run: Run) -> None:
+    """Scenario: an attempt is finished and another is being written; then they are aborted.
+    Guarantee: status says so as long as it is so."""
+    with connect(f"grpc://127.0.0.1:{server.port}") as client:
+        stream = client.stream("t")
+        with stream.stage("job", 0) as share:
+            share.put({"Logs": logs(1)})
+        other = stream.stage("job", 0)
+        other.put({"Logs": logs(2)})
+        other.flush()
+        said = " ".join(run("status").output.split())
+        assert "t: 2 attempts of 1 transactions are staged" in said
+        assert "1 being written" in said
+        other.discard()
+        stream.abort("job", 0)
+        assert "staged" not in run("status").output

@@ -25,6 +25,7 @@ REFUSALS = frozenset(
         "bad_request", "invalid_name", "invalid_input", "invalid_bundle", "invalid_config",
         "limit_exceeded", "unknown_stream", "unknown_bundle", "unknown_subscriber", "expired",
         "unknown_action", "stream_exists", "slot_not_in_bundle", "key_conflict",
+        "stage_not_found",
     }
 )  # fmt: skip
 """What bad input is answered with: never `internal`."""

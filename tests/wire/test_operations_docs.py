@@ -22,6 +22,7 @@ from tests.support.pages import SECONDS, run_page
 
 ROOT = Path(__file__).parents[2]
 TEXT = PAGE.read_text()
+PAGES = ["README.md", "docs/operations.md", "docs/tutorial.md", "docs/how-to.md"]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 
 pytestmark = pytest.mark.skipif(
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 20)
-@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_everything_a_page_shows_runs(page: str, tmp_path: Path) -> None:
     """Scenario: a reader types a page from top to bottom. Guarantee: every command does
     what it says there, with the exit code it says."""

@@ -93,6 +93,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "renew": {"subscriber": "s", "lease": "x"},
     "seek": {"subscriber": "s", "to": "latest"},
     "wait_durable": {"sequence": 0},
+    "begin": {"app": "a", "version": 0},
+    "finish_stage": {"app": "a", "version": 0, "attempt": "x", "bundles": 0},
+    "commit": {"app": "a", "version": 0, "attempts": ["x"]},
+    "abort": {"app": "a", "version": 0},
     "drain": {"timeout_ms": 0},
     "delete_stream": {"confirm": "no"},
 }

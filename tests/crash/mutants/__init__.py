@@ -19,13 +19,14 @@ Four changes look like faults and are none that a crash can show; they are not l
 ``writing.py``      a sync left out, a failed one believed, a claim that isn't true
 ``order.py``        the right steps, one too early or too late
 ``recovery.py``     something not read back, not finished, or done twice
+``committing.py``   transactions: promised too early, forgotten, or seen in part
 ``hunt.py``         exploring until a mutant is noticed, and the report
 ==================  ==================================================================
 """
 
 from __future__ import annotations
 
-from tests.crash.mutants import order, recovery, writing
+from tests.crash.mutants import committing, order, recovery, writing
 from tests.crash.mutants.tools import MUTANTS, Mutant
 
-__all__ = ["MUTANTS", "Mutant", "order", "recovery", "writing"]
+__all__ = ["MUTANTS", "Mutant", "committing", "order", "recovery", "writing"]

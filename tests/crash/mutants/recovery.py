@@ -184,15 +184,15 @@ def adopted_log_removed_first() -> AbstractContextManager[Any]:
 def log_ended_before_sealed() -> AbstractContextManager[Any]:
     """A store that goes on without its log lets it go before its segments are written."""
 
-    def seal_without_log(self: Any, found: Any) -> Any:
+    def seal_without_log(self: Any, found: Any, restaged: Any) -> Any:
         segments = found.replay.segments
         if self._without_log:
             self._remove_log()
             for segment in segments:
                 info = write_segment(self._disk, segment, self._slots.names)
                 self._catalog.add(info)
-            return []
-        return segments
+            return [], ()
+        return segments, restaged.commits
 
     return instead(recovery._Recovery, "_seal_without_log", seal_without_log)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -78,12 +79,27 @@ def test_without_a_background_a_put_makes_its_own_way() -> None:
 def test_segments_that_can_not_be_written() -> None:
     """Scenario: two segments are full and can't be written. Guarantee: `rollover`, nothing
     is lost, and when the disk is well again puts come in."""
-    world = World(segment={"max_bundles": 2})
+    world = World(segment={"max_bundles": 2, "max_unfinalized": 2})
     world.put_durable(0)
     world.faulty.strike(NO_SEGMENTS)
     world.put_durable(1, 2, 3)
     error = refused(world, lambda: world.put(4))
     assert error.reason is Reason.ROLLOVER
+    world.faulty.heal()
+    world.put_durable(4)
+    assert world.drain() == [0, 1, 2, 3, 4]
+
+
+def test_segments_that_wait_for_a_full_disk_say_so() -> None:
+    """Scenario: the disk is full; the log, which writes over its own files, is not, and
+    segments wait. Guarantee: `storage_full`, the cause, and puts go on when there is room."""
+    world = World(segment={"max_bundles": 2, "max_unfinalized": 2})
+    world.put_durable(0)
+    world.faulty.strike(replace(NO_SEGMENTS, error=errno.ENOSPC))
+    world.put_durable(1, 2, 3)
+    error = refused(world, lambda: world.put(4))
+    assert isinstance(error, StorageFull)
+    assert error.reason is Reason.DISK
     world.faulty.heal()
     world.put_durable(4)
     assert world.drain() == [0, 1, 2, 3, 4]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,17 +19,29 @@ BUSY = Backpressure(Reason.DISK, "the disk is full", retry_after_ms=7)
 BROKEN = InvalidBundle("this will never do.")
 
 
-class Store:
-    """Answers each put with the next outcome: an error, or a receipt that is durable."""
+@dataclass(frozen=True)
+class Unwritten:
+    """Taken, and then it could not be written."""
 
-    def __init__(self, outcomes: list[QuiverError | None]) -> None:
+    error: QuiverError
+
+
+Outcome = QuiverError | Unwritten | None
+
+
+class Store:
+    """Answers each put with the next outcome: an error, or a receipt, durable or failed."""
+
+    def __init__(self, outcomes: list[Outcome]) -> None:
         self._outcomes = outcomes
         self.kept: list[str] = []
 
     def put_ipc(self, slots: Any, *, key: str, **rest: Any) -> Any:
         outcome = self._outcomes.pop(0)
-        if outcome is not None:
+        if isinstance(outcome, QuiverError):
             raise outcome
+        if outcome is not None:
+            return SimpleNamespace(done=True, error=outcome.error, key=key, wait=lambda: None)
         self.kept.append(key)
         return SimpleNamespace(
             done=True,
@@ -42,11 +56,17 @@ class Store:
 
 
 class Wire:
-    """Both ends of the call: messages in, receipts out."""
+    """Both ends of the call: messages in, receipts out.
+
+    A ``polite`` client reads each receipt before it sends on.
+    """
 
     schema = BY_NAME
 
-    def __init__(self, messages: list[tuple[str, int | None]]) -> None:
+    def __init__(self, messages: list[tuple[str, int | None]], *, polite: bool) -> None:
+        self._polite = polite
+        self._sent = 0
+        self._answered = threading.Condition()
         batch = wrap({"Logs": pa.record_batch({"n": [1]})})
         self._chunks = [
             SimpleNamespace(data=batch, app_metadata=pa.py_buffer(_envelope(key, resend)))
@@ -55,12 +75,18 @@ class Wire:
         self.receipts: list[dict[str, Any]] = []
 
     def read_chunk(self) -> Any:
+        with self._answered:
+            if self._polite:
+                assert self._answered.wait_for(lambda: len(self.receipts) == self._sent, 10)
         if not self._chunks:
             raise StopIteration
+        self._sent += 1
         return self._chunks.pop(0)
 
     def write(self, data: bytes) -> None:
-        self.receipts += json.loads(data)["receipts"]
+        with self._answered:
+            self.receipts += json.loads(data)["receipts"]
+            self._answered.notify_all()
 
 
 def _envelope(key: str, resend: int | None) -> bytes:
@@ -70,9 +96,11 @@ def _envelope(key: str, resend: int | None) -> bytes:
     return json.dumps(note).encode()
 
 
-def serve(messages: list[tuple[str, int | None]], outcomes: list[QuiverError | None]) -> Any:
+def serve(
+    messages: list[tuple[str, int | None]], outcomes: list[Outcome], *, polite: bool = False
+) -> Any:
     """Statuses and codes of all receipts, and what the store kept."""
-    wire, store = Wire(messages), Store(outcomes)
+    wire, store = Wire(messages, polite=polite), Store(outcomes)
     PutCall(
         cast(Any, SimpleNamespace(store=store)),
         PutCommand(stream="t"),
@@ -112,3 +140,13 @@ def test_a_repeat_that_is_rejected_for_good_opens_the_way_too() -> None:
     told, kept = serve([("a", None), ("a", 0), ("b", None)], [BUSY, BROKEN, None])
     assert told == [("retry", "backpressure"), ("rejected", "invalid_bundle"), ("ok", None)]
     assert kept == ["b"]
+
+
+def test_a_repeat_that_could_not_be_written_keeps_its_number_too() -> None:
+    """On a full disk message 0 is taken and can't be written, and so is its repeat: the next
+    repeat still names message 0, as clients do, and is taken. (It was refused as out of turn
+    for ever: the client waited for a server that waited for another number.)"""
+    tries: list[tuple[str, int | None]] = [("a", None), ("a", 0), ("a", 0)]
+    told, kept = serve(tries, [Unwritten(BUSY), Unwritten(BUSY), None], polite=True)
+    assert [status for status, _ in told] == ["retry", "retry", "ok"]
+    assert kept == ["a"]

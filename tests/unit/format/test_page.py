@@ -12,6 +12,7 @@ import pytest
 
 from quiver.format import cursor, floor, progress, segment, state, wal_entry, wal_header
 from quiver.format.manifest import MANIFEST
+from quiver.format.stage import StageLabel
 
 TEXT = (Path(__file__).parents[3] / "docs" / "formats.md").read_text()
 FIELD = re.compile(r"(\d*)([sxBHIQq])")
@@ -93,6 +94,8 @@ def test_summary_and_state_fields() -> None:
     assert {one.name for one in fields(segment.Summary)} <= set(re.findall(r"`(\w+)`", told))
     kept = TEXT.partition("| 40 | json_len | JSON |")[2].partition("|")[0]
     others = {"through", "last_ts", "window"}
+    label = TEXT.partition("and `stage` is an\nobject:")[2].partition("An attempt")[0]
+    assert {one.name for one in fields(StageLabel)} == set(re.findall(r"`(\w+)`", label))
     names = {one.name for one in fields(state.Checkpoint)} - others
     assert set(re.findall(r"`(\w+)`", kept)) == names
 
@@ -118,5 +121,6 @@ def test_magics_types_and_fixed_sizes() -> None:
         (wal_entry.SLOT_NAME, "slot name"),
         (wal_entry.WATERMARK, "watermark"),
         (wal_entry.SEAL, "seal"),
+        (wal_entry.COMMIT, "commit"),
     ):
         assert f"| {kind} | {name} |" in TEXT

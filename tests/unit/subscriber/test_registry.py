@@ -212,6 +212,21 @@ def test_unregister() -> None:
         registry.unregister("leaves")
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_leaving_is_work_for_upkeep(busy: bool) -> None:
+    """Scenario: one of two is removed, whether it ever did something or not. Guarantee: that
+    counts as a change, so what only it held is looked at. (One that never acked anything left
+    no trace, and its data stayed until somebody else did something.)"""
+    registry = started(counts={0: 2})
+    registry.register("stays")
+    leaves = registry.register("leaves")
+    if busy:
+        drain(leaves)
+    before = registry.changes
+    registry.unregister("leaves")
+    assert registry.changes > before
+
+
 def test_who_comes_back_starts_fresh() -> None:
     """After unregister nothing of the old progress is left."""
     registry = started(counts={0: 2})

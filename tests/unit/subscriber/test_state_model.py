@@ -138,6 +138,13 @@ class StateMachine(RuleBasedStateMachine):
         assert call(ref) is self.expected(ref)
 
     @rule(ref=refs)
+    def ack_all_before(self, ref: BundleRef) -> None:
+        left = {one for one in self.visible() - self.done() if one < ref}
+        self.acked |= left
+        self.claimed -= left
+        assert self.state.ack_before(ref) == len(left)
+
+    @rule(ref=refs)
     def seek(self, ref: BundleRef) -> None:
         self.start = ref
         self.state.seek(ref)

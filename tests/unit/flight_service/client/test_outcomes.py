@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flight_service.client.bundle import ACKED, DEFERRED, REJECTED
-from flight_service.client.outcomes import MAX_GROUP, Outcomes
+from flight_service.client.outcomes import MAX_GROUP, MAX_REMEMBERED, Outcomes
 from flight_service.protocol.actions import Ack, Defer, Reject
 from flight_service.protocol.names import Ref
 
@@ -80,3 +80,65 @@ def test_a_group_is_bounded() -> None:
         outcomes.say(ref, ACKED, "", None, False)
     assert outcomes.urgent
     assert [len(message.ack) for message in outcomes.take()] == [MAX_GROUP, 1]
+
+
+def confirmed(outcomes: Outcomes, count: int) -> None:
+    """Acks that the server has taken, and not written yet."""
+    for ref in refs(count):
+        outcomes.say(ref, ACKED, "", None, False)
+    for message in outcomes.take():
+        assert message.id is not None
+        outcomes.confirm(message.id, ())
+    assert len(outcomes) == 0
+
+
+def test_a_mark_is_done_by_its_own_call_or_lost_with_it() -> None:
+    """Asked for the disk: done when this call says so; if it breaks, whoever waits must ask
+    again, and the mark is not said by an action to a server that may be another one."""
+    outcomes = Outcomes()
+    confirmed(outcomes, 1)
+    mark = outcomes.mark()
+    (message,) = outcomes.take()
+    assert message.durable
+    assert message.id is not None
+    outcomes.call_lost()
+    assert mark.lost
+    assert not mark.done
+    assert len(outcomes) == 0
+    again = outcomes.mark()
+    (message,) = outcomes.take()
+    assert message.id is not None
+    outcomes.confirm(message.id, ())
+    assert again.done
+
+
+def test_what_may_not_be_on_disk_is_said_again_before_a_mark() -> None:
+    """Acks were confirmed, then the call broke: the server may have died with them."""
+    outcomes = Outcomes()
+    confirmed(outcomes, 3)
+    outcomes.call_lost()
+    outcomes.handed_out(Ref(1, 1))  # the server lost it indeed: this one is the user's again
+    assert len(outcomes) == 0
+    assert outcomes.doubts() == {Ref(1, 0), Ref(1, 2)}
+    (late,) = outcomes.take_late()
+    assert late.refs == [Ref(1, 0), Ref(1, 2)]
+    assert len(outcomes) == 1  # not home before the action is answered
+    outcomes.settled(late)
+    assert len(outcomes) == 0
+    outcomes.call_lost()
+    outcomes.doubts()
+    assert [one.refs for one in outcomes.take_late()] == [late.refs]
+
+
+def test_what_is_on_disk_is_forgotten() -> None:
+    """Nothing is in doubt after a mark, nor without one for ever: the client asks by itself."""
+    outcomes = Outcomes()
+    confirmed(outcomes, MAX_REMEMBERED)
+    outcomes.say(Ref(7, 0), ACKED, "", None, False)
+    (message,) = outcomes.take()
+    assert message.durable
+    assert message.id is not None
+    outcomes.confirm(message.id, ())
+    outcomes.call_lost()
+    outcomes.doubts()
+    assert outcomes.take_late() == []

@@ -1,0 +1,10 @@
+"""Bars over Flight: servers and producers, each a process of its own.
+
+================  ========================================================================
+``discard.py``    R: a Flight server that reads and throws away, what Flight itself costs
+``producer.py``   puts bundles with a window in flight, for a server of either kind
+``processes.py``  starts and ends them, and reads what processor time a server took
+``puts.py``       one repetition of a put bar, with any number of producers
+``reads.py``      one repetition of a read bar
+================  ========================================================================
+"""

@@ -1,0 +1,56 @@
+"""Streams out of the log, whose schema is known already."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from quiver.errors import InvalidBundle
+from quiver.format.ipc import encode_batch, parse_known
+
+BATCH = pa.record_batch({"n": pa.array([1, 2, 3], pa.int64()), "t": pa.array(["a", None, "c"])})
+OTHER = pa.record_batch({"x": pa.array([1.5], pa.float64())})
+
+
+def _stream(batch: pa.RecordBatch) -> bytes:
+    return b"".join(bytes(part) for part in encode_batch(batch).buffers())
+
+
+def test_the_short_way_gives_what_the_long_way_gives() -> None:
+    """Scenario: a stream with the schema of the one before. Guarantee: the same batch."""
+    known = encode_batch(BATCH).schema
+    data = memoryview(_stream(BATCH))
+    short, long = parse_known(data, known, 3), parse_known(data, None, 3)
+    assert short.schema is known
+    assert bytes(short.batch) == bytes(long.batch)
+    assert short.decode().equals(long.decode())
+    assert short.batch_crc == long.batch_crc
+
+
+def test_another_schema_goes_the_long_way() -> None:
+    """Scenario: the schema has changed, or has dictionaries. Guarantee: read all the same."""
+    known = encode_batch(BATCH).schema
+    assert parse_known(memoryview(_stream(OTHER)), known, 1).decode().equals(OTHER)
+    words = pa.record_batch({"w": pa.array(["a", "b", "a"]).dictionary_encode()})
+    data = memoryview(_stream(words))
+    assert parse_known(data, encode_batch(words).schema, 3).decode().equals(words)
+
+
+@pytest.mark.parametrize("harm", ["rows", "kind", "length", "cut"])
+def test_what_is_not_one_batch_is_not_taken_for_one(harm: str) -> None:
+    """Scenario: bytes that pass a checksum and are no batch. Guarantee: never the short way."""
+    known = encode_batch(BATCH).schema
+    data = bytearray(_stream(BATCH))
+    start, rows = len(known.message), 3
+    if harm == "rows":
+        rows = 4
+        assert parse_known(memoryview(bytes(data)), known, rows).rows == 3
+        return
+    if harm == "kind":
+        data[start : start + 4] = b"\0\0\0\0"
+    elif harm == "length":
+        data[-8:-8] = bytes(8)
+    else:
+        del data[start + 40 : start + 80]
+    with pytest.raises(InvalidBundle):
+        parse_known(memoryview(bytes(data)), known, rows)
