@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from flight_service.protocol.put import (
 from flight_service.protocol.stage import STAGED
 from flight_service.protocol.wrapper import check_schema, unwrap
 from flight_service.server.edge import service_error
+from flight_service.server.pacing import Pacing
 from flight_service.server.stages import STAGE_ENDED, OpenStage
 from flight_service.server.stream import Stream
 from quiver import Receipt
@@ -276,7 +278,9 @@ class PutCall:
     # The sender's thread: tell what became of them
 
     def _send(self) -> None:
+        pacing = Pacing()
         while (first := self._first()) is not None:
+            self._gather(pacing)
             self._settle(first)
             receipts = self._finished()
             if not self._client_gone:
@@ -294,6 +298,13 @@ class PutCall:
                 self._changed.wait_for(lambda: self._answers or self._ended)
                 self._sender_sleeps = False
         return self._answers[0] if self._answers else None
+
+    def _gather(self, pacing: Pacing) -> None:
+        """Let more bundles come, if they do: one group for all of them."""
+        waiting = len(self._answers)
+        if pause := pacing.pause(waiting):
+            time.sleep(pause)
+            pacing.brought(waiting, len(self._answers) - waiting)
 
     def _settle(self, answer: _Answer) -> None:
         """Wait until the answer is known; with nobody to tell, there is no hurry either."""
