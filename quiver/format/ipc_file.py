@@ -16,6 +16,7 @@ whoever made them, and the checksum of the whole follows from those of the piece
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
@@ -47,6 +48,8 @@ _BATCHES_FIELD: Final = 12
 _VERSION_FIELD: Final = 16
 _TABLE_SIZE: Final = 18
 _EOS_CRC: Final = crc32(msg.END_OF_STREAM)
+_ANEW: Final = -1
+_NOT_SEEN: Final = -2
 
 
 class FileBuilder:
@@ -143,7 +146,7 @@ def _vector(blocks: Sequence[bytes]) -> bytes:
 class FileMessages:
     """The batches of an IPC file as the messages they are: to be sent on without decoding."""
 
-    __slots__ = ("_blocks", "_data", "_schema")
+    __slots__ = ("_blocks", "_data", "_rows", "_schema")
 
     def __init__(
         self, data: pa.Buffer, schema: SchemaMessage, blocks: Sequence[tuple[int, int, int]]
@@ -152,6 +155,8 @@ class FileMessages:
         self._data = data
         self._schema = schema
         self._blocks = blocks
+        # Rows by block, once it was looked at: a file is never changed, so once is enough.
+        self._rows = array("q", [_NOT_SEEN]) * len(blocks)
 
     @classmethod
     def of(cls, data: pa.Buffer) -> FileMessages | None:
@@ -173,16 +178,24 @@ class FileMessages:
     def batch(self, index: int) -> EncodedBatch | None:
         """One batch, in the file's memory; ``None`` if it has to be encoded anew."""
         offset, metadata, length = self._blocks[index]
+        rows = self._rows[index]
+        if rows == _NOT_SEEN:
+            rows = self._rows[index] = self._look(offset, metadata, length)
+        if rows < 0:
+            return None
+        return EncodedBatch(self._schema, self._data.slice(offset, metadata + length), rows)
+
+    def _look(self, offset: int, metadata: int, length: int) -> int:
+        """How many rows a block's message has, if it can be sent as it is."""
         try:
             found = msg.read_message(self._data, offset)
         except struct.error:
-            return None
+            return _ANEW
         if found is None or not fits_a_file(found):
-            return None
+            return _ANEW
         if (found.body - offset, found.end - found.body) != (metadata, length):
-            return None
-        rows = found.header.i64(0)
-        return EncodedBatch(self._schema, self._data.slice(offset, metadata + length), rows)
+            return _ANEW
+        return max(found.header.i64(0), _ANEW)
 
 
 def check_file(data: pa.Buffer) -> None:

@@ -224,14 +224,16 @@ class SegmentReader:
 
     def encoded(self, index: int, slots: Collection[int] | None = None) -> list[EncodedSlot]:
         """A bundle as it would come in again: to send it on, repair a store, or adopt one."""
+        manifest = self._manifest
+        slot_of, stream_of, chunk_of = manifest.slots, manifest.streams, manifest.chunks
         return [
             EncodedSlot(
-                ref.slot_id,
-                self._entry(ref.stream_id).schema_fingerprint,
-                self._encoded_batch(ref.stream_id, ref.chunk_index),
+                slot_of[at],
+                self._entry(stream_of[at]).schema_fingerprint,
+                self._encoded_batch(stream_of[at], chunk_of[at]),
             )
-            for ref in self._manifest.refs(index)
-            if slots is None or ref.slot_id in slots
+            for at in manifest.places(index)
+            if slots is None or slot_of[at] in slots
         ]
 
     def _encoded_batch(self, stream_id: int, chunk: int) -> EncodedBatch:
