@@ -500,7 +500,7 @@ class Store:
     def work(self) -> None:
         """One round of upkeep."""
         if self._closed is None:
-            self._upkeep.run()
+            self._upkeep.run(patient=True)
 
     def look(self, background: Background) -> bool:
         """Ask for what has become due by time; whether more will be soon."""

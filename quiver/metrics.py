@@ -101,6 +101,9 @@ SEGMENT_COUNT = _gauge("quiver.segment.count", "Segment files.")
 SEGMENT_DISK_BYTES = _gauge("quiver.segment.disk_bytes", "Size of all segment files.")
 SEGMENT_MAPPED = _gauge("quiver.segment.mapped", "Segments open for reading.")
 SEGMENT_FINALIZED = _counter("quiver.segment.finalized_total", "Segments written.", "trigger")
+SEGMENT_UNWRITTEN = _counter(
+    "quiver.segment.unwritten_total", "Segments that all had finished before they were written."
+)
 SEGMENT_FINALIZE_FAILED = _counter("quiver.segment.finalize_failed_total", "Tries that failed.")
 SEGMENT_QUARANTINED = _counter("quiver.segment.quarantined_total", "Damaged ones moved aside.")
 SEGMENT_DROPPED = _counter(

@@ -184,6 +184,7 @@ class Puts:
             if rounds <= ASSIST_ROUNDS and self._upkeep.relieve(refusal):
                 return True
         else:
+            self._upkeep.sealing.hurry()
             background.flush_soon(self._store)
             background.work_soon(self._store)
         if deadline is None:

@@ -99,17 +99,24 @@ class Records:
     # The floor
 
     def keep_floor(
-        self, *, without: frozenset[int] = frozenset(), log_first: int | None = None
+        self,
+        *,
+        without: frozenset[int] = frozenset(),
+        log_first: int | None = None,
+        unwritten: int | None = None,
     ) -> None:
         """Make durable which numbers are used up, and which of them have a file.
 
         ``without`` are segments about to be deleted, ``log_first`` is the sequence that the
-        log is about to begin with.  Without a log, numbers are used up before they are
+        log is about to begin with; ``unwritten`` is the oldest segment in memory, if it is to
+        be let go without ever having a file.  Without a log, numbers are used up before they are
         given out; it is written with every segment then, so that no put waits for it.
         """
         tail = self._parts.tail
         with self._parts.lock:
             sealed_below, following = tail.oldest, tail.next_segment
+        if unwritten is not None:
+            sealed_below = max(sealed_below, unwritten + 1)
         if self._parts.wal is None:
             following += self._parts.config.segment.max_unfinalized
         live = {info.seq for info in self._parts.catalog.infos} - without

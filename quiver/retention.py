@@ -95,6 +95,13 @@ def finished(done: Iterable[bool]) -> bool:
     return bool(answers) and all(answers)
 
 
+def keeps_finished(policy: RetentionConfig) -> bool:
+    """Whether a finished segment may be kept for a while: then it needs a file."""
+    return bool(
+        policy.steady_state_headroom or policy.keep_after_finish or policy.keep_after_finish_bytes
+    )
+
+
 def plan(
     segments: Sequence[Held],
     policy: RetentionConfig,

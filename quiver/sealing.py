@@ -2,6 +2,14 @@
 
     log durable → segment file durable → readers switch → floor → log retired
 
+A segment that everybody has finished by the time it is its turn is not written at all,
+unless retention would keep it; it would be deleted at once::
+
+    log durable → all finished → progress durable → floor → log retired
+
+Subscribers that keep up are a few bundles behind, so the newest closed segment is left in
+memory for a moment where that may save the writing (:meth:`Sealing.is_ready`).
+
 A failed try changes nothing: the segment stays in memory and in the log, and is tried
 again.
 """
@@ -13,18 +21,21 @@ from typing import Final
 
 from quiver import metrics as m
 from quiver.errors import Poisoned, QuiverError, StorageFull
-from quiver.events import SEGMENT_FINALIZE_FAILED, SEGMENT_FINALIZED
+from quiver.events import SEGMENT_FINALIZE_FAILED, SEGMENT_FINALIZED, SEGMENT_UNWRITTEN
 from quiver.format.commit import Commit
 from quiver.gate import Gate
 from quiver.parts import Parts
 from quiver.publishing import Publishing
 from quiver.records import Records
+from quiver.retention import keeps_finished
 from quiver.segment.accumulator import OpenSegment
 from quiver.segment.writer import write_segment
 from quiver.tail import Trigger
 from quiver.wal.files import write_cursor
 
 RETRY_SECONDS: Final = 0.5
+HOLD_SECONDS: Final = 0.5
+"""How long a closed segment is left in memory for those who are about to finish it."""
 
 
 class Sealing:
@@ -42,6 +53,8 @@ class Sealing:
         self._records = records
         self._on_sealed = on_sealed
         self.publishing = Publishing(parts, records)
+        self._held: tuple[int, float] | None = None  # a closed segment, and until when
+        self._hurried = False
         self.retry_at = 0.0
         """After a failure: when the background should try again."""
 
@@ -52,9 +65,39 @@ class Sealing:
             count += 1
         return count
 
-    def try_all(self) -> tuple[int, QuiverError | None]:
+    def is_ready(self) -> bool:
+        """Whether something closed should be written now: a cheap look.
+
+        Not while it is the only one and all subscribers are within it: in a moment they may
+        have finished it.  The log has it, so nothing is at risk meanwhile.
+        """
+        parts, tail = self._parts, self._parts.tail
+        with parts.lock:
+            closed, waits = tail.closed, bool(tail.commits)
+        if waits or self._hurried or len(closed) != 1 or not self._may_be_unwritten:
+            return waits or bool(closed)
+        seq, total = closed[0].seq, closed[0].bundle_count
+        now = parts.clock.monotonic()
+        if self._held is None or self._held[0] != seq:
+            self._held = seq, now + HOLD_SECONDS
+        return (
+            now >= self._held[1]
+            or parts.registry.is_complete(seq, total)
+            or not parts.registry.is_followed(seq, total)
+        )
+
+    def hurry(self) -> None:
+        """Somebody needs the room: nothing is left in memory for later."""
+        self._hurried = True
+
+    @property
+    def _may_be_unwritten(self) -> bool:
+        return self._parts.wal is not None and not keeps_finished(self._parts.config.retention)
+
+    def try_all(self, *, patient: bool = False) -> tuple[int, QuiverError | None]:
         """Write what is closed by now, for those who have more to do than this: never raises.
 
+        A ``patient`` one comes back soon and leaves what may yet be finished.
         What is closed meanwhile asks for a round of its own: a producer that is as fast as
         the disk must not have a thread for itself.
         """
@@ -62,8 +105,9 @@ class Sealing:
         with self._parts.lock:
             waiting = self._parts.tail.segment_count + len(self._parts.tail.commits)
         try:
-            while count < waiting and self.seal_one():
+            while count < waiting and (not patient or self.is_ready()) and self.seal_one():
                 count += 1
+            self._hurried = False
             if not count:  # what a failed try left behind must not fill the log for good
                 with self._lock:
                     self.retire_log()
@@ -83,6 +127,8 @@ class Sealing:
                 return False
             if isinstance(segment, Commit):
                 self._publish(segment)
+                return True
+            if self._may_be_unwritten and self._let_go(segment):
                 return True
             trigger = parts.tail.trigger_of(segment.seq)
             began = parts.clock.monotonic()
@@ -112,6 +158,28 @@ class Sealing:
                 self._records.keep_floor()
             self.retire_log()
             return True
+
+    def _let_go(self, segment: OpenSegment) -> bool:
+        """Forget a segment that everybody has finished; whether it was one.
+
+        As when a file is deleted: outcomes durable, then the floor, then it is gone.  Before
+        the floor says so a crash brings it back from the log, finished as it is.
+        """
+        parts, seq = self._parts, segment.seq
+        if not parts.registry.retire(seq, segment.bundle_count):
+            return False
+        self._records.flush_progress()
+        self._records.keep_floor(unwritten=seq)
+        with parts.lock:
+            parts.tail.remove(seq)
+            growing = parts.growing()
+        parts.registry.advance_open(growing)
+        parts.registry.forget(seq)
+        self._on_sealed()
+        parts.metrics.counter(m.SEGMENT_UNWRITTEN).add()
+        parts.log.debug(SEGMENT_UNWRITTEN, segment=seq, bundles=segment.bundle_count)
+        self.retire_log()
+        return True
 
     def _publish(self, commit: Commit) -> None:
         parts = self._parts

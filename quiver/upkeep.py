@@ -79,7 +79,7 @@ class Upkeep:
         return (
             self.admission.is_pressed
             or parts.tail.is_due(now)
-            or parts.tail.has_work
+            or self.sealing.is_ready()
             or (
                 parts.registry.changes != self._swept_acks
                 and now - self.records.last_progress >= interval
@@ -118,8 +118,10 @@ class Upkeep:
 
     # Doing it
 
-    def run(self) -> Maintenance:
+    def run(self, *, patient: bool = False) -> Maintenance:
         """One round: segments, progress, retention, the reserve, a watermark when idle.
+
+        ``patient``: somebody sees to it that another one follows when it is due.
 
         A segment that can't be written is no reason to leave the rest undone; unless the
         disk is just full, which passes, its error is raised at the end.
@@ -127,7 +129,7 @@ class Upkeep:
         with self._lock:
             self.sealing.retry_at = 0.0
             try:
-                done, failure = self._round()
+                done, failure = self._round(patient)
             except QuiverError:
                 self.sealing.try_later()
                 raise
@@ -135,7 +137,7 @@ class Upkeep:
                 raise failure
             return done
 
-    def _round(self) -> tuple[Maintenance, QuiverError | None]:
+    def _round(self, patient: bool) -> tuple[Maintenance, QuiverError | None]:
         """What was done, and why segments could not be written, if so."""
         parts = self._parts
         self.admission.measure()
@@ -143,7 +145,7 @@ class Upkeep:
         self._close_open_segment(early)
         if early:
             self.staging.relieve()
-        sealed, failure = self.sealing.try_all()
+        sealed, failure = self.sealing.try_all(patient=patient and not early)
         self.staging.expire()
         acks = parts.registry.changes
         files = self.records.flush_progress()

@@ -257,6 +257,13 @@ class Registry:
         subscribers = self.subscribers()
         return bool(subscribers) and all(one.is_complete(segment_seq, total) for one in subscribers)
 
+    def is_followed(self, segment_seq: int, total: int) -> bool:
+        """Is everyone close behind: done with a part of this segment at least?"""
+        subscribers = self.subscribers()
+        return bool(subscribers) and all(
+            one.pending_in(segment_seq, total) < total for one in subscribers
+        )
+
     def oldest_incomplete(self) -> int | None:
         """The first segment somebody hasn't finished; ``None`` without subscribers."""
         open_segment = self._open_segment

@@ -188,6 +188,12 @@ PROFILES: Final = (
         _settings(segment={"max_bundles": 2}, retention={"size_cap": _CAP + 9000}),
         {"burst": 25, "drain": 14, "maintain": 12, "flush": 6},
     ),
+    Profile(
+        "keeping_up",
+        _settings(wal={"rotation_target": 1024}, segment={"target_size": 2048, "max_bundles": 6}),
+        {"burst": 2, "drain": 40, "flush": 24, "subscribe": 8, "maintain": 10, "seek": 4},
+        (16, 34),
+    ),
     Profile("jumpy", _settings(segment={"max_bundles": 2}), {"jump": 12, "drain": 8}),
     Profile(
         "transactions",

@@ -11,7 +11,9 @@ from quiver import ingest
 from quiver.disk.disk import Disk
 from quiver.records import Records
 from quiver.sealing import Sealing
+from quiver.segment.accumulator import OpenSegment
 from quiver.subscriber import progress, subscriber
+from quiver.subscriber.registry import Registry
 from quiver.sweeping import Sweeping
 from quiver.tail import Tail
 from quiver.wal.active import LogFiles
@@ -40,6 +42,29 @@ def log_retired_without_checkpoint() -> AbstractContextManager[Any]:
 def floor_not_kept() -> AbstractContextManager[Any]:
     """Nothing says which numbers are used up and which segments are gone."""
     return instead(Records, "keep_floor", lambda self, **_: None)
+
+
+@mutant("keeping_up")
+def unwritten_before_progress() -> AbstractContextManager[Any]:
+    """A finished segment is let go while only memory knows that it is finished."""
+    original = Sealing._let_go
+
+    def let_go(self: Sealing, segment: OpenSegment) -> bool:
+        with patch.object(self._records, "flush_progress", lambda names=None: 0):
+            return original(self, segment)
+
+    return instead(Sealing, "_let_go", let_go)
+
+
+@mutant("keeping_up", "consumers")
+def unwritten_and_unfinished() -> AbstractContextManager[Any]:
+    """A segment is let go although somebody has yet to see some of it."""
+
+    def retire(self: Registry, segment_seq: int, total: int) -> bool:
+        self.drop_segment(segment_seq, total)
+        return True
+
+    return instead(Registry, "retire", retire)
 
 
 @mutant("laps")
