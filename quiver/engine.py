@@ -393,6 +393,18 @@ class Store:
         found = self._reader.encoded(BundleRef(*ref), ids)
         return {table.name_of(one.slot): one for one in sorted(found, key=lambda one: one.slot)}
 
+    def bundles(
+        self, refs: Iterable[BundleRef], slots: Collection[str | int] | None = None
+    ) -> Iterator[tuple[BundleMeta, dict[str, EncodedSlot]]]:
+        """Many bundles as :meth:`encoded` has them, in their order, and their metadata."""
+        self._check_open()
+        table = self._parts.slots
+        ids = None if slots is None else {i for s in slots if (i := table.find(s)) is not None}
+        for meta, found in self._reader.bundles(refs, ids):
+            if len(found) > 1:
+                found.sort(key=lambda one: one.slot)
+            yield meta, {table.name_of(one.slot): one for one in found}
+
     def meta(self, ref: BundleRef | tuple[int, int]) -> BundleMeta:
         """Sequence, time, key, attributes and size of a bundle."""
         self._check_open()

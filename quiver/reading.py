@@ -98,14 +98,33 @@ class Reader:
         """A bundle as messages, to be sent on; its slots in ascending order."""
         info = self._catalog.info(ref.segment_seq)
         segment = self._segment_of(ref)
-        if isinstance(segment, OpenSegment):
-            found = segment.slots(ref.bundle_index)
-            return [one for one in found if slots is None or one.slot in slots]
         try:
-            return segment.encoded(ref.bundle_index, slots)
+            return _messages(segment, ref.bundle_index, slots)
         except SegmentDamage as damage:
             self._damaged(info, damage)
             raise
+
+    def bundles(
+        self, refs: Iterable[BundleRef], slots: Collection[int] | None = None
+    ) -> Iterator[tuple[BundleMeta, list[EncodedSlot]]]:
+        """Many bundles as messages, in their order, each with what is known about it.
+
+        Neighbours share a look for their segment; whatever isn't plain is left to
+        :meth:`meta` and :meth:`encoded`, which know what to say about it.
+        """
+        seq, segment, count = -1, None, 0
+        for ref in refs:
+            if segment is None or ref.segment_seq != seq:
+                segment, count = self.find(ref.segment_seq)
+                seq = ref.segment_seq
+            meta, found = None, None
+            if 0 <= ref.bundle_index < count:
+                with suppress(SegmentDamage):
+                    meta = segment.meta(ref.bundle_index)
+                    found = _messages(segment, ref.bundle_index, slots)
+            if meta is None or found is None or meta.lost:
+                meta, found = self.meta(ref), self.encoded(ref, slots)
+            yield meta, found
 
     def read(
         self,
@@ -148,3 +167,11 @@ class Reader:
             if batch is None:
                 batch = self.read(ref, wanted, chosen).get(slot)
             yield batch
+
+
+def _messages(
+    segment: OpenSegment | SegmentReader, index: int, slots: Collection[int] | None
+) -> list[EncodedSlot]:
+    if isinstance(segment, OpenSegment):
+        return [one for one in segment.slots(index) if slots is None or one.slot in slots]
+    return segment.encoded(index, slots)

@@ -301,8 +301,7 @@ class Message:
 
     def encode(self) -> bytes:
         """The message for the wire."""
-        body = {"v": VERSION, **self.to_fields()}
-        return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+        return to_json({"v": VERSION, **self.to_fields()}).encode()
 
 
 def parse_object(data: bytes, max_bytes: int, where: str) -> dict[str, Any]:
@@ -336,6 +335,8 @@ def _no_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is not a JSON number")
 
 
+to_json: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+"""A value as everything here is written; made once, since ``dumps`` makes a new one each time."""
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant)
 
 

@@ -194,12 +194,12 @@ def wrap_streams(
     streams: Sequence[Sequence[bytes | pa.Buffer]],
     schema: pa.Schema,
 ) -> pa.RecordBatch:
-    """A wrapped bundle from streams in pieces, each copied once."""
+    """A wrapped bundle, or some in a row, from streams in pieces; each is copied once."""
     offsets = [0]
     pieces: list[bytes | pa.Buffer] = []
     for parts in streams:
         pieces += parts
-        offsets.append(offsets[-1] + sum(_size(part) for part in parts))
+        offsets.append(offsets[-1] + sum(map(len, parts)))
     ends = pa.py_buffer(struct.pack(f"<{len(offsets)}q", *offsets))
     data = pa.py_buffer(b"".join(pieces))
     ipc = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(streams), [None, ends, data])
@@ -217,10 +217,6 @@ def _prints(fingerprints: tuple[bytes | None, ...]) -> pa.Array:
 def slot_numbers(numbers: tuple[int, ...]) -> pa.Array:
     """And the same few sets of slots."""
     return pa.array(numbers, pa.uint16())
-
-
-def _size(piece: bytes | pa.Buffer) -> int:
-    return len(piece) if isinstance(piece, bytes) else piece.size
 
 
 def unwrap_batch(stream: SlotStream) -> pa.RecordBatch:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from flight_service.protocol.errors import ServiceError
-from flight_service.protocol.get import BundleInfo
 from flight_service.protocol.wrapper import BY_NUMBER, slot_numbers, wrap_streams
-from flight_service.server.claims import Delivered, bundle_info
+from flight_service.server.claims import Delivered, encoded_info
 from quiver import BundleRef, Store
 from quiver.errors import BundleGone, NotFound
 from quiver.format.ipc import EncodedBatch, encode_batch, project
+from quiver.format.record import EncodedSlot
 from quiver.metrics import SENT_BYTES
+
+AT_ONCE: Final = 64
+AT_ONCE_BYTES: Final = 1 << 20
+"""Bundles are made ready for the wire in groups of about this size, whichever is less."""
+
+_Row: TypeAlias = tuple[int, bytes | None, EncodedBatch]
+"""Slot, fingerprint, data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,33 +33,70 @@ class View:
     projection: Mapping[str, tuple[str, ...]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Wrapped:
-    """A bundle in bundle mode."""
+class Wrapped(NamedTuple):
+    """A bundle in bundle mode: a record batch, and what is told beside it."""
 
     batch: pa.RecordBatch
-    info: BundleInfo
+    info: bytes
 
 
 def wrapped(store: Store, ref: BundleRef, view: View, delivered: Delivered | None) -> Wrapped:
-    """A bundle as one record batch and its metadata."""
-    found = store.encoded(ref, view.slots)
-    columns = view.projection or {}
-    streams = [_projected(slot.batch, columns.get(name)).buffers() for name, slot in found.items()]
+    """A bundle in bundle mode."""
+    handed_out = {} if delivered is None else {ref: delivered}
+    return wrapped_next(store, [ref], view, handed_out)[0]
+
+
+def wrapped_next(
+    store: Store, refs: Sequence[BundleRef], view: View, delivered: Mapping[BundleRef, Delivered]
+) -> list[Wrapped]:
+    """The first of these bundles, about :data:`AT_ONCE_BYTES` of them, and at least one.
+
+    If one can't be had, those before it come without it: whoever asks on meets it as
+    the first, and hears why.
+    """
+    taken: list[tuple[Sequence[_Row], bytes]] = []
+    nbytes = 0
+    try:
+        for ref, (meta, found) in zip(refs, store.bundles(refs, view.slots), strict=True):
+            rows = _projected(found, view.projection) if view.projection else [*found.values()]
+            taken.append((rows, encoded_info(ref, meta, tuple(found), delivered.get(ref))))
+            nbytes += sum(batch.payload_len for _, _, batch in rows)
+            if nbytes >= AT_ONCE_BYTES:
+                break
+    except Exception:
+        if not taken:
+            raise
+    store.metrics.counter(SENT_BYTES).add(nbytes)
+    return _wrap(taken)
+
+
+def _wrap(bundles: Sequence[tuple[Sequence[_Row], bytes]]) -> list[Wrapped]:
+    """Wrapped as one batch, which is then cut: Arrow's objects are made once for all."""
+    rows = [row for some, _ in bundles for row in some]
     batch = wrap_streams(
-        slot_numbers(tuple(slot.slot for slot in found.values())),
-        [None if name in columns else slot.fingerprint for name, slot in found.items()],
-        streams,
+        slot_numbers(tuple([slot for slot, _, _ in rows])),
+        [fingerprint for _, fingerprint, _ in rows],
+        [encoded.buffers() for _, _, encoded in rows],
         BY_NUMBER,
     )
-    store.metrics.counter(SENT_BYTES).add(batch.get_total_buffer_size())
-    if delivered is None:
-        return Wrapped(batch, bundle_info(ref, store.meta(ref), tuple(found)))
-    return Wrapped(batch, delivered.info(tuple(found)))
+    found = []
+    start = 0
+    for some, info in bundles:
+        found.append(Wrapped(batch.slice(start, len(some)), info))
+        start += len(some)
+    return found
 
 
-def _projected(encoded: EncodedBatch, columns: Sequence[str] | None) -> EncodedBatch:
-    return encoded if columns is None else encode_batch(project(encoded.decode(), columns))
+def _projected(
+    slots: Mapping[str, EncodedSlot], projection: Mapping[str, Sequence[str]]
+) -> list[_Row]:
+    """What is cut has another schema, and so no fingerprint."""
+    return [
+        (slot.slot, None, encode_batch(project(slot.batch.decode(), projection[name])))
+        if name in projection
+        else slot
+        for name, slot in slots.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,7 @@ class ExchangeCall:
             return True  # dropped by retention in the meantime: there is nothing to send
         try:
             with self._writing:
-                self._writer.write_with_metadata(found.batch, found.info.encode())
+                self._writer.write_with_metadata(found.batch, found.info)
         except (pa.ArrowException, OSError):
             self._end()
             return False

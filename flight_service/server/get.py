@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -14,12 +15,14 @@ from flight_service.protocol.get import FlightMeta, ReadCommand, StreamMeta, Tic
 from flight_service.protocol.names import Ref
 from flight_service.protocol.wrapper import BY_NUMBER
 from flight_service.server.bundles import (
+    AT_ONCE,
     View,
+    Wrapped,
     gone_as_expired,
     native_reader,
     runs_of,
     with_gone,
-    wrapped,
+    wrapped_next,
 )
 from flight_service.server.claims import Delivered
 from flight_service.server.edge import service_error
@@ -172,22 +175,26 @@ def data_stream(stream: Stream, ticket: Ticket, max_slot_bytes: int) -> flight.F
     if ticket.subscriber is None:
         refs = list(with_gone(stream.store, refs))
     view = View(ticket.slots, ticket.projection)
-    return flight.GeneratorStream(BY_NUMBER, _bundles(stream.store, refs, view, delivered))
+    # The interpreter is entered anew for each message, with a stack of its own unless no
+    # Python runs: so a group at a time is made there, and handed out by C.
+    groups = _bundles(stream.store, refs, view, delivered)
+    return flight.GeneratorStream(BY_NUMBER, itertools.chain.from_iterable(groups))
 
 
 def _bundles(
     store: Store, refs: list[BundleRef], view: View, delivered: dict[BundleRef, Delivered]
-) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-    """Bundle by bundle, as the client reads."""
-    for ref in refs:
-        handed_out = delivered.get(ref)
+) -> Iterator[list[Wrapped]]:
+    """Group by group, as the client reads."""
+    at = 0
+    while at < len(refs):
         try:
-            found = wrapped(store, ref, view, handed_out)
+            group = wrapped_next(store, refs[at : at + AT_ONCE], view, delivered)
         except NotFound as error:
-            raise to_flight(gone_as_expired(error, ref)) from None
+            raise to_flight(gone_as_expired(error, refs[at])) from None
         except Exception as error:
             raise to_flight(service_error(error, "do_get")) from None
-        yield found.batch, found.info.encode()
+        at += len(group)
+        yield group
 
 
 def _slot_stream(

@@ -179,8 +179,11 @@ class SegmentReader:
 
     def meta(self, index: int) -> BundleMeta:
         """A bundle's metadata; sizes that the Rust crate doesn't record are counted."""
-        with _located(self.path, self.seq):
+        try:
             meta = self._manifest.meta(index)
+        except Damage:
+            with _located(self.path, self.seq):
+                raise
         if self._manifest.has_sizes:
             return meta
         batches = self.read(index).values()

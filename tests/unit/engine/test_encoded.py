@@ -55,3 +55,29 @@ def test_one_slot_of_many_bundles() -> None:
         assert narrow.num_columns == 0
         with pytest.raises(UnknownBundle):
             list(store.read_slot([BundleRef(refs[0].segment_seq, 99)], "Logs"))
+
+
+def test_many_bundles_come_out_as_one_by_one() -> None:
+    """Scenario: refs over several segments, in memory and written, in any order.
+    Guarantee: the same messages and the same metadata as asked for singly; a ref that
+    never was is refused when it is met, after those before it."""
+    store = Store(Disk(MemoryDisk()), Config.load(env={}), where="mem", clock=ManualClock())
+    with store:
+        refs = []
+        for n in range(6):
+            refs.append(store.put({"Words": WORDS, "Logs": LOGS}, key=f"k{n}").wait().ref)
+            if n in (1, 3):
+                store.flush()
+        refs = [*refs[3:], *refs[:3]]
+        for ref, (meta, found) in zip(refs, store.bundles(refs), strict=True):
+            single = store.encoded(ref)
+            assert meta == store.meta(ref)
+            assert list(found) == list(single) == ["Words", "Logs"]
+            assert all(
+                found[name].batch.buffers() == single[name].batch.buffers() for name in found
+            )
+        assert [list(found) for _, found in store.bundles(refs[:1], ["Logs"])] == [["Logs"]]
+        rest = store.bundles([refs[0], BundleRef(refs[0].segment_seq, 99)])
+        next(rest)
+        with pytest.raises(UnknownBundle):
+            next(rest)
