@@ -278,9 +278,9 @@ class PutCall:
     # The sender's thread: tell what became of them
 
     def _send(self) -> None:
-        pacing = Pacing()
+        pacing = Pacing(time.sleep)
         while (first := self._first()) is not None:
-            self._gather(pacing)
+            pacing.pause(self._answers.__len__)
             self._settle(first)
             receipts = self._finished()
             if not self._client_gone:
@@ -298,13 +298,6 @@ class PutCall:
                 self._changed.wait_for(lambda: self._answers or self._ended)
                 self._sender_sleeps = False
         return self._answers[0] if self._answers else None
-
-    def _gather(self, pacing: Pacing) -> None:
-        """Let more bundles come, if they do: one group for all of them."""
-        waiting = len(self._answers)
-        if pause := pacing.pause(waiting):
-            time.sleep(pause)
-            pacing.brought(waiting, len(self._answers) - waiting)
 
     def _settle(self, answer: _Answer) -> None:
         """Wait until the answer is known; with nobody to tell, there is no hurry either."""
