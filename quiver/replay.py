@@ -44,15 +44,20 @@ def encoded_slots(
 
 def entry_meta(entry: BundleEntry) -> BundleMeta:
     """A log entry's metadata, as its segment will carry it."""
+    rows = nbytes = 0
+    for block in entry.slots:
+        rows += block.rows
+        nbytes += len(block.payload)
+    key, content_hash, attributes, event_time = entry.extras
     return BundleMeta(
         entry.sequence,
         entry.ingestion_ts_ns,
-        entry.extras.key,
-        entry.extras.content_hash,
-        entry.extras.attributes,
-        entry.extras.event_time,
-        sum(block.rows for block in entry.slots),
-        sum(len(block.payload) for block in entry.slots),
+        key,
+        content_hash,
+        attributes,
+        event_time,
+        rows,
+        nbytes,
     )
 
 

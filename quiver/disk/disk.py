@@ -128,6 +128,10 @@ class File:
         """Read ``size`` bytes from ``offset``; fewer only at the end of the file."""
         return _run("read", self.path, self._raw.pread, size, offset)
 
+    def pread_into(self, memory: memoryview, offset: int) -> int:
+        """As :meth:`pread`, into memory that is there; the number of bytes read."""
+        return _run("read", self.path, self._raw.pread_into, memory, offset)
+
     def size(self) -> int:
         return _run("stat", self.path, self._raw.size)
 

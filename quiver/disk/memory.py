@@ -111,6 +111,11 @@ class MemoryFile:
         with self._disk.mutex, memoryview(inode.data) as data:
             return bytes(data[offset : offset + size])
 
+    def pread_into(self, memory: memoryview, offset: int) -> int:
+        found = self.pread(len(memory), offset)
+        memory[: len(found)] = found
+        return len(found)
+
     def size(self) -> int:
         return len(self._use().data)
 

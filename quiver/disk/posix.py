@@ -62,6 +62,15 @@ class PosixFile:
             got += len(more)
         return b"".join(parts)
 
+    def pread_into(self, memory: memoryview, offset: int) -> int:
+        got = 0
+        while got < len(memory):
+            count = os.preadv(self._live(), [memory[got:]], offset + got)
+            if not count:
+                break
+            got += count
+        return got
+
     def size(self) -> int:
         return os.fstat(self._live()).st_size
 

@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from quiver.errors import InvalidBundle, LimitExceeded
 from quiver.format import message as msg
-from quiver.format.crc import crc32, crc32_combine
+from quiver.format.crc import crc32
 from quiver.format.flatbuf import FlatbufferError
 from quiver.format.schema import SchemaMessage
 
@@ -89,13 +89,6 @@ class EncodedBatch:
         if self._batch_crc is None:
             self._batch_crc = crc32(self.batch)
         return self._batch_crc
-
-    def crc_after(self, crc: int = 0) -> int:
-        """Checksum of the IPC stream, going on from ``crc``: only the small ends are summed."""
-        crc = crc32(self.schema.message, crc)
-        if self.dictionaries.size:
-            crc = crc32(self.dictionaries, crc)
-        return crc32(END_OF_STREAM, crc32_combine(crc, self.batch_crc, self.batch.size))
 
     @property
     def dictionary_digest(self) -> bytes:
@@ -177,25 +170,11 @@ def parse_known(data: memoryview, known: SchemaMessage | None, rows: int) -> Enc
     """
     if known is not None and not known.has_dictionaries:
         start, end = len(known.message), len(data) - _EOS_SIZE
-        if start < end and data[:start] == known.message and bytes(data[end:]) == END_OF_STREAM:
-            batch = pa.py_buffer(data[start:end])
-            if _is_batch(batch, rows):
-                return EncodedBatch(known, batch, rows)
+        if bytes(data[:start]) == known.message and bytes(data[end:]) == END_OF_STREAM:
+            batch = data[start:end]
+            if msg.is_usual_batch(batch, rows):
+                return EncodedBatch(known, pa.py_buffer(batch), rows)
     return parse_stream(data, max_bytes=MAX_KNOWN)
-
-
-def _is_batch(data: pa.Buffer, rows: int) -> bool:
-    """Whether this is one record batch message of so many rows, and nothing else."""
-    try:
-        found = msg.read_message(data, 0)
-        return (
-            found is not None
-            and found.kind == msg.RECORD_BATCH
-            and found.end == data.size
-            and found.header.i64(0) == rows
-        )
-    except FlatbufferError:
-        return False
 
 
 def project(batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ takes, so that a small message can't ask for a large allocation.
 from __future__ import annotations
 
 from struct import Struct
+from struct import error as struct_error
 from typing import Final
 
 import pyarrow as pa
@@ -30,6 +31,11 @@ CODEC_LZ4: Final = 0
 STORED_RAW: Final = -1
 
 _PREFIX = Struct("<Ii")
+_U32 = Struct("<I")
+_I32 = Struct("<i")
+_I16 = Struct("<h")
+_MESSAGE_FIELDS = Struct("<H2x4H")
+_BATCH_FIELDS = Struct("<H2xH")
 _BUFFER = Struct("<qq")
 _SIZE = Struct("<q")
 
@@ -91,6 +97,41 @@ def expect(found: Message | None, kind: int) -> Message:
     if found.kind != kind:
         raise FlatbufferError(f"a message of kind {found.kind} where {kind} should be")
     return found
+
+
+def is_usual_batch(data: memoryview, rows: int) -> bool:
+    """Whether this is one record batch message of so many rows, and nothing else.
+
+    ``False`` may also mean that it is laid out in an unusual way: :func:`read_message` knows
+    them all, and takes four times as long, which counts where a whole log is read.
+    """
+    try:
+        marker, length = _PREFIX.unpack_from(data)
+        metadata = bytes(data[PREFIX_SIZE : PREFIX_SIZE + length])
+        if marker != CONTINUATION or len(metadata) != length:
+            return False
+        (at,) = _U32.unpack_from(metadata)
+        fields = at - _I32.unpack_from(metadata, at)[0]
+        size, version, kind, header, body = _MESSAGE_FIELDS.unpack_from(metadata, fields)
+        if fields < 0 or not _MESSAGE_FIELDS.size <= size <= length - fields:
+            return False
+        batch = at + header + _U32.unpack_from(metadata, at + header)[0]
+        batch_fields = batch - _I32.unpack_from(metadata, batch)[0]
+        size, count = _BATCH_FIELDS.unpack_from(metadata, batch_fields)
+        if batch_fields < 0 or not _BATCH_FIELDS.size <= size <= length - batch_fields:
+            return False
+        if not (version and kind and header and body and count):  # absent: the default holds
+            return False
+        body_size: int = _SIZE.unpack_from(metadata, at + body)[0]
+        row_count: int = _SIZE.unpack_from(metadata, batch + count)[0]
+        return (
+            metadata[at + kind] == RECORD_BATCH
+            and _I16.unpack_from(metadata, at + version)[0] == VERSION_5
+            and body_size == len(data) - PREFIX_SIZE - length
+            and row_count == rows
+        )
+    except (struct_error, IndexError):
+        return False
 
 
 def batch_table(message: Message) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from struct import Struct
 from typing import TypeAlias
 
 from quiver.disk.disk import Disk
@@ -13,6 +14,7 @@ from quiver.format.wal_entry import (
     BUNDLE,
     COMMIT,
     FOREIGN_BUNDLE,
+    PREFIX_SIZE,
     SLOT_NAME,
     BundleEntry,
     decode_bundle,
@@ -21,6 +23,8 @@ from quiver.format.wal_entry import (
 from quiver.ids import BundleRef
 from quiver.wal.files import ACTIVE, LogFile
 from quiver.wal.scan import FileScan, Piece
+
+_REF = Struct("<QI")
 
 
 class LogEntry:
@@ -53,10 +57,8 @@ class LogEntry:
         """The bundle's own ref; ``None`` if it is not a bundle of ours."""
         if self.kind != BUNDLE:
             return None
-        body = self.body
-        return BundleRef(
-            int.from_bytes(body[37:45], "little"), int.from_bytes(body[45:49], "little")
-        )
+        found = bytes(self.body[PREFIX_SIZE : PREFIX_SIZE + _REF.size])
+        return BundleRef(*_REF.unpack(found.ljust(_REF.size, b"\0")))
 
     @property
     def ingestion_ts_ns(self) -> int:

@@ -29,6 +29,8 @@ from quiver.wal.files import ACTIVE, DIRECTORY, NEW, SPARE, LogFile
 
 QUARANTINE: Final = "quarantine"
 COPY_CHUNK: Final = 4 * 1024 * 1024
+REWRITE_CHUNK: Final = 1024 * 1024
+"""Small enough to stay in the cache between being read and being written."""
 _WRITABLE: Final = 0o600
 
 
@@ -126,8 +128,9 @@ def _rewrite(disk: Disk, last: LogFile, proven_end: int) -> int:
     at = min(proven_end, last.end)
     disk.chmod(last.path, _WRITABLE)
     with disk.open(last.path, write=True) as file:
-        while at < last.end and (data := file.pread(min(COPY_CHUNK, last.end - at), at)):
-            at += file.write_all([data], at)
+        memory = memoryview(bytearray(min(REWRITE_CHUNK, last.end - at)))
+        while at < last.end and (got := file.pread_into(memory[: last.end - at], at)):
+            at += file.write_all([memory[:got]], at)
         if not last.header.foreign:
             with contextlib.suppress(StorageFull):  # without it the end is only less certain
                 file.write_all([TERMINATOR], last.end)

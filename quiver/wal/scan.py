@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from quiver.disk.disk import File
+from quiver.disk.room import Room
 from quiver.errors import IoFault
 from quiver.format.crc import crc32
 from quiver.format.wal_entry import BUNDLE, COMMIT, FOREIGN_BUNDLE, FRAME, MAX_BODY, SEAL
@@ -31,6 +32,8 @@ from quiver.format.wal_scan import (
 
 CHUNK: Final = 1024 * 1024
 """Bytes read at a time: small enough to stay in the cache between reading and checking."""
+WINDOW: Final = 8 * 1024 * 1024
+"""Bytes that share one piece of memory, kept until the last bundle in it is in a segment."""
 SEARCH_WINDOW: Final = 1024 * 1024
 MAX_CANDIDATES: Final = 1_000_000
 MAX_SEARCH_BYTES: Final = 4 * 1024**3
@@ -59,6 +62,44 @@ class Piece(NamedTuple):
     found: list[tuple[int, int, int, int, int, int]]
 
 
+class _Window:
+    """Memory that a file is read into from front to end, so that no byte is read twice.
+
+    What it gives out stays as it is: the next window is other memory.
+    """
+
+    def __init__(self, file: File, size: int) -> None:
+        self._file = file
+        self._size = size
+        self._room = Room(0)
+        self._base = 0
+        self._filled = 0
+
+    def read(self, offset: int, size: int) -> memoryview:
+        at = offset - self._base
+        if not 0 <= at <= self._filled or at + size > len(self._room.view):
+            self._room = Room(max(size, min(WINDOW, self._size - offset)))
+            self._base, self._filled, at = offset, 0, 0
+        end = at + size
+        if end > self._filled:
+            missing = self._room.part(self._filled, end)
+            got = self._file.pread_into(missing, self._base + self._filled)
+            if got != len(missing):
+                raise _short(self._file, self._base + self._filled, got, len(missing))
+            self._filled = end
+        return self._room.view[at:end].toreadonly()
+
+
+def _short(file: File, offset: int, got: int, wanted: int) -> IoFault:
+    return IoFault(
+        f"read of {file.path} came back short: {got} of {wanted} bytes.",
+        advice="Check the disk; nothing was changed.",
+        op="read",
+        file=file.path,
+        offset=offset,
+    )
+
+
 class FileScan:
     """Reads one file; the attributes say what was seen up to :attr:`offset`."""
 
@@ -80,13 +121,13 @@ class FileScan:
         self.first_foreign: int | None = None
         self.highest = -1
         self.search_gave_up = False
-        self._chunk = CHUNK
+        self._window = _Window(file, size)
         self._recent: list[Piece] = []
 
     def pieces(self) -> Iterator[Piece]:
         """The entries from :attr:`offset` on; afterwards :attr:`ending` says why no more."""
         while self.offset < self.size:
-            view = self._read(self.offset, self._chunk)
+            view = self._read(self.offset, CHUNK)
             found, stop = self._scan(view)
             if not found:
                 odd = self._look(view)
@@ -133,10 +174,7 @@ class FileScan:
 
     def _note(self, piece: Piece) -> None:
         found = piece.found
-        start, end, kind, sequence, _, _ = found[-1]
-        # As many whole entries as fit a chunk, if they go on like the last one: an entry
-        # cut off at the end of a piece has to be read twice.
-        self._chunk = max(1, CHUNK // (end - start)) * (end - start) + HEAD_SIZE
+        _, _, kind, sequence, _, _ = found[-1]
         self.entries += len(found)
         kinds = list(map(_kind, found))
         self.bundles += kinds.count(BUNDLE) + kinds.count(FOREIGN_BUNDLE)
@@ -249,20 +287,13 @@ class FileScan:
     def _is_sound(self, offset: int, length: int) -> bool:
         crc, at, end = 0, offset + 4, offset + length
         while at < end:
-            data = self._read(at, min(CHUNK, end - at))
+            wanted = min(CHUNK, end - at)
+            data = self.file.pread(wanted, at)
+            if len(data) != wanted:
+                raise _short(self.file, at, len(data), wanted)
             crc = crc32(data, crc)
-            at += len(data)
+            at += wanted
         return crc == RESIDUE
 
     def _read(self, offset: int, size: int) -> memoryview:
-        wanted = min(size, self.size - offset, MAX_BODY + FRAME)
-        data = self.file.pread(wanted, offset)
-        if len(data) != wanted:
-            raise IoFault(
-                f"read of {self.file.path} came back short: {len(data)} of {wanted} bytes.",
-                advice="Check the disk; nothing was changed.",
-                op="read",
-                file=self.file.path,
-                offset=offset,
-            )
-        return memoryview(data)
+        return self._window.read(offset, min(size, self.size - offset, MAX_BODY + FRAME))

@@ -161,6 +161,9 @@ class FaultyFile:
     def pread(self, size: int, offset: int) -> bytes:
         return self._disk.call("pread", self._path, lambda: self._raw.pread(size, offset))
 
+    def pread_into(self, memory: memoryview, offset: int) -> int:
+        return self._disk.call("pread", self._path, lambda: self._raw.pread_into(memory, offset))
+
     def size(self) -> int:
         return self._disk.call("size", self._path, self._raw.size)
 

@@ -34,6 +34,7 @@ _STEPS = st.one_of(
     st.tuples(st.just("write"), _HANDLES, _DATA, _OFFSETS),
     st.tuples(st.just("write"), _HANDLES, _DATA, _OFFSETS),
     st.tuples(st.just("pread"), _HANDLES, _OFFSETS, _OFFSETS),
+    st.tuples(st.just("pread_into"), _HANDLES, _OFFSETS, _OFFSETS),
     st.tuples(st.just("size"), _HANDLES),
     st.tuples(st.just("truncate"), _HANDLES, _OFFSETS),
     st.tuples(st.just("sync"), _HANDLES),
@@ -96,6 +97,10 @@ class _Runner:
 
     def _pread(self, index: int, size: int, offset: int) -> bytes:
         return self._handle(index).pread(size, offset)
+
+    def _pread_into(self, index: int, size: int, offset: int) -> tuple[int, bytes]:
+        memory = bytearray(size)
+        return self._handle(index).pread_into(memoryview(memory), offset), bytes(memory)
 
     def _size(self, index: int) -> int:
         return self._handle(index).size()

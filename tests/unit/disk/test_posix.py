@@ -185,11 +185,18 @@ def test_a_read_goes_on_until_the_end(disk: PosixDisk, monkeypatch: pytest.Monke
     """
     file = disk.create("file")
     file.pwritev([b"abcdefgh"], 0)
-    real = os.pread
+    real, real_into = os.pread, os.preadv
     monkeypatch.setattr(os, "pread", lambda fd, size, offset: real(fd, min(size, 3), offset))
+    monkeypatch.setattr(
+        os, "preadv", lambda fd, buffers, offset: real_into(fd, [buffers[0][:3]], offset)
+    )
     assert file.pread(8, 0) == b"abcdefgh"
     assert file.pread(100, 2) == b"cdefgh"
     assert file.pread(4, 8) == b""
+    memory = memoryview(bytearray(7))
+    assert (file.pread_into(memory, 0), bytes(memory)) == (7, b"abcdefg")
+    assert (file.pread_into(memory, 2), bytes(memory)) == (6, b"cdefghg")
+    assert file.pread_into(memory, 8) == 0
     file.close()
 
 

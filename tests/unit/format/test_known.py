@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+
 import pyarrow as pa
 import pytest
 
 from quiver.errors import InvalidBundle
+from quiver.format import message as msg
 from quiver.format.ipc import encode_batch, parse_known
+from tests.support.batches import zoo
 
 BATCH = pa.record_batch({"n": pa.array([1, 2, 3], pa.int64()), "t": pa.array(["a", None, "c"])})
 OTHER = pa.record_batch({"x": pa.array([1.5], pa.float64())})
@@ -54,3 +58,47 @@ def test_what_is_not_one_batch_is_not_taken_for_one(harm: str) -> None:
         del data[start + 40 : start + 80]
     with pytest.raises(InvalidBundle):
         parse_known(memoryview(bytes(data)), known, rows)
+
+
+def _is_batch(data: bytes, rows: int) -> bool:
+    """The long way to say whether this is one record batch message and nothing else."""
+    try:
+        found = msg.read_message(pa.py_buffer(data), 0)
+        return (
+            found is not None
+            and found.kind == msg.RECORD_BATCH
+            and found.end == len(data)
+            and found.header.i64(0) == rows
+        )
+    except struct.error:
+        return False
+
+
+def test_the_short_look_knows_every_batch_of_arrow() -> None:
+    """Scenario: every kind of batch. Guarantee: none that has bytes needs the long way."""
+    for name, batch in zoo().items():
+        encoded, rows = bytes(encode_batch(batch).batch), batch.num_rows
+        metadata_end = 8 + int.from_bytes(encoded[4:8], "little")
+        has_bytes = rows > 0 and metadata_end < len(encoded)
+        assert msg.is_usual_batch(memoryview(encoded), rows) == has_bytes, name
+        assert _is_batch(encoded, rows), name
+
+
+def test_the_short_look_takes_nothing_that_the_long_one_refuses() -> None:
+    """Scenario: each byte of a message's metadata is changed, to each of a few values.
+
+    Guarantee: what the short look takes for a batch is one, by the long one.
+    """
+    message = bytes(encode_batch(BATCH).batch)
+    rows = BATCH.num_rows
+    metadata_end = 8 + int.from_bytes(message[4:8], "little")
+    taken = 0
+    for at in range(metadata_end):
+        for value in {0, 1, 2, 4, 8, 127, 128, 255, message[at] ^ 1, (message[at] + 8) % 256}:
+            changed = message[:at] + bytes([value]) + message[at + 1 :]
+            if msg.is_usual_batch(memoryview(changed), rows):
+                assert _is_batch(changed, rows), (at, value)
+                taken += 1
+    assert taken
+    for end in range(len(message)):
+        assert not msg.is_usual_batch(memoryview(message[:end]), rows)

@@ -13,6 +13,7 @@ from quiver.disk.memory import MemoryDisk
 from quiver.errors import LayoutMismatch, WalCorrupt
 from quiver.format.wal_entry import MARKER
 from quiver.format.wal_header import layout_hash
+from quiver.wal import scan
 from quiver.wal.contents import LogEntry
 from quiver.wal.files import ACTIVE
 from quiver.wal.reader import read_log
@@ -263,6 +264,23 @@ def test_entries_larger_than_a_chunk() -> None:
         log.put(bytes([size % 251]) * size)
     found = payloads(read(image(log)))
     assert [len(data) for data in found.values()] == sizes
+
+
+@pytest.mark.parametrize("window", [64, 1000, 5000])
+def test_what_was_read_stays_as_it_was(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario: a log of many windows, each entry kept while the rest is read, as replay does.
+
+    Guarantee: none of them is written over.
+    """
+    monkeypatch.setattr(scan, "CHUNK", 300)
+    monkeypatch.setattr(scan, "WINDOW", window)
+    log = Log(config=small(rotation_target=1 << 20))
+    sent = [bytes([n]) * (37 * n % 400) for n in range(100)]
+    for data in sent:
+        log.put(data)
+    seen: list[LogEntry] = []
+    read_log(log.disk, layout_hash=LAYOUT, visit=seen.append)
+    assert [bytes(entry.bundle().slots[0].payload) for entry in seen] == sent
 
 
 def test_another_slot_table_is_refused() -> None:
