@@ -30,7 +30,7 @@ from quiver.format.ipc import EncodedBatch, encode_batch, parse_stream, schema_m
 from quiver.format.record import FINGERPRINT_SIZE, NO_ATTRIBUTES, EncodedSlot
 from quiver.format.schema import SchemaMessage
 from quiver.format.wal_entry import NO_EXTRAS, BundleExtras, PreparedBody, prepare_bundle
-from quiver.ids import slot_name
+from quiver.ids import MAX_SLOTS, slot_name
 
 CONTENT_HASH_SIZE: Final = 32
 
@@ -60,7 +60,7 @@ class Preparation:
         self._limits = config.limits
         self._declared = config.event_time
         self._lock = lock
-        self._last_schema: SchemaMessage | None = None
+        self._schemas: dict[str | int, SchemaMessage] = {}
         self.slots = slots
         self.new_names: dict[str, int] = {}
 
@@ -76,9 +76,10 @@ class Preparation:
     ) -> Prepared:
         """Check and encode a bundle of record batches."""
         batches: dict[str | int, tuple[EncodedBatch, pa.RecordBatch]] = {}
+        level = self._config.validation
         for slot, batch in check_slots(slots).items():
             schema = self._schema_of(slot, batch)
-            validate(slot, batch, self._config.validation)
+            validate(slot, batch, level)
             batches[slot] = (encode_batch(batch, schema), batch)
         return self._prepared(batches, fingerprints, key, attributes, content_hash, event_time)
 
@@ -97,9 +98,8 @@ class Preparation:
         batches: dict[str | int, tuple[EncodedBatch, pa.RecordBatch]] = {}
         for slot, data in slots.items():
             encoded = parse_stream(data, max_bytes=self._limits.max_bundle)
-            if encoded.schema is not self._last_schema:
-                check_schema(encoded.schema.schema, self._limits)
-                self._last_schema = encoded.schema
+            if encoded.schema is not self._schemas.get(slot):
+                self._take_schema(slot, encoded.schema)
             batch = encoded.decode()
             validate(slot, batch, self._config.validation)
             batches[slot] = (encoded, batch)
@@ -109,12 +109,22 @@ class Preparation:
         """The schema of what should be a record batch; looked at once, not with every batch."""
         if not isinstance(batch, pa.RecordBatch):
             raise not_a_batch(slot, batch)
-        last = self._last_schema
+        last = self._schemas.get(slot)
         if last is not None and last.schema.equals(batch.schema, check_metadata=True):
             return last
-        check_schema(batch.schema, self._limits)
-        found = self._last_schema = schema_message(batch)
-        return found
+        check_schema(batch.schema, self._limits)  # before Arrow is asked to encode it
+        return self._take_schema(slot, schema_message(batch))
+
+    def _take_schema(self, slot: str | int, schema: SchemaMessage) -> SchemaMessage:
+        """Check a schema and remember it: the next batch of this slot most likely has it too."""
+        check_schema(schema.schema, self._limits)
+        size = len(schema.message)
+        if size > self._limits.max_schema_bytes:
+            raise LimitExceeded("schema bytes", size, self._limits.max_schema_bytes)
+        if len(self._schemas) > MAX_SLOTS:  # names that nobody keeps: start over
+            self._schemas.clear()
+        self._schemas[slot] = schema
+        return schema
 
     def _prepared(
         self,
@@ -163,9 +173,6 @@ class Preparation:
         for encoded, _ in batches.values():
             nbytes += encoded.payload_len
             rows += encoded.rows
-            size = len(encoded.schema.message)
-            if size > limits.max_schema_bytes:
-                raise LimitExceeded("schema bytes", size, limits.max_schema_bytes)
         if nbytes > limits.max_bundle:
             raise LimitExceeded(
                 "bundle bytes", nbytes, limits.max_bundle, advice="Send smaller batches."

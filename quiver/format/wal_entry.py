@@ -45,8 +45,11 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
+
 from quiver.errors import InvalidBundle, LimitExceeded, WalCorrupt
 from quiver.format.crc import Bytes, crc32, crc32_combine
+from quiver.format.message import END_OF_STREAM
 from quiver.format.record import FINGERPRINT_SIZE, NO_ATTRIBUTES, EncodedSlot
 from quiver.ids import MAX_SLOTS, BundleRef
 
@@ -140,15 +143,26 @@ class BundleEntry(NamedTuple):
     slots: tuple[SlotBlock, ...]
 
 
+class Large(NamedTuple):
+    """A piece that is written from where it lies; its checksum was taken before any lock."""
+
+    data: Bytes
+    crc: int
+    length: int
+
+
 class PreparedBody:
-    """The slot blocks of a bundle with their checksum: all that needs no sequence yet."""
+    """The slot blocks of a bundle: all that needs no sequence yet.
 
-    __slots__ = ("bitmap", "crc", "length", "pieces")
+    ``small`` and ``large`` pieces take turns, beginning and ending with a small one.
+    """
 
-    def __init__(self, pieces: list[Bytes], length: int, crc: int, bitmap: int) -> None:
-        self.pieces = pieces
+    __slots__ = ("bitmap", "large", "length", "small")
+
+    def __init__(self, small: list[bytes], large: list[Large], length: int, bitmap: int) -> None:
+        self.small = small
+        self.large = large
         self.length = length
-        self.crc = crc
         self.bitmap = bitmap
 
     def entry_size(self, ext: bytes = b"") -> int:
@@ -157,34 +171,40 @@ class PreparedBody:
 
 
 def prepare_bundle(slots: Sequence[EncodedSlot]) -> PreparedBody:
-    """Lay out the slot blocks and take their checksum, before any lock is held."""
+    """Lay out the slot blocks and sum what is large, before any lock is held."""
     if len(slots) > MAX_SLOTS:
         raise LimitExceeded("slots in a bundle", len(slots), MAX_SLOTS)
     if len(slots) > 1:
         slots = sorted(slots, key=lambda slot: slot.slot)
-    pieces: list[Bytes] = []
     small: list[bytes] = []
-    length = crc = bitmap = 0
-    for slot in slots:
-        number, fingerprint, batch = slot
+    large: list[Large] = []
+    between = b""
+    length = bitmap = 0
+    for number, fingerprint, batch in slots:
         payload_len = batch.payload_len
         _check_slot(number, fingerprint, bitmap)
-        head = _SLOT.pack(number, fingerprint, batch.rows, payload_len)
-        crc = batch.crc_after(crc32(head, crc))
         bitmap |= 1 << number
         length += SLOT_HEAD_SIZE + payload_len
-        small.append(head)
-        for piece in batch.buffers():
-            if len(piece) < SMALL_PIECE:
-                small.append(piece if isinstance(piece, bytes) else bytes(piece))
-            else:
-                pieces.append(b"".join(small))
-                pieces.append(piece)
-                small.clear()
-    pieces.append(b"".join(small))
-    if length > MAX_BODY - _BUNDLE_HEAD.size:
-        raise LimitExceeded("bytes of a bundle in the log", length, MAX_BODY)
-    return PreparedBody(pieces, length, crc, bitmap)
+        if length > MAX_BODY - _BUNDLE_HEAD.size:
+            raise LimitExceeded("bytes of a bundle in the log", length, MAX_BODY)
+        between += _SLOT.pack(number, fingerprint, batch.rows, payload_len) + batch.schema.message
+        if batch.dictionaries.size:
+            between = _lay(batch.dictionaries, crc32(batch.dictionaries), between, small, large)
+        between = _lay(batch.batch, batch.batch_crc, between, small, large) + END_OF_STREAM
+    small.append(between)
+    return PreparedBody(small, large, length, bitmap)
+
+
+def _lay(
+    data: pa.Buffer, crc: int, between: bytes, small: list[bytes], large: list[Large]
+) -> bytes:
+    """Put a piece behind ``between``; what the next small piece begins with."""
+    size = data.size
+    if size < SMALL_PIECE:
+        return between + data.to_pybytes()
+    small.append(between)
+    large.append(Large(data, crc, size))
+    return b""
 
 
 def _check_slot(number: int, fingerprint: bytes, bitmap: int) -> None:
@@ -206,23 +226,26 @@ def seal_bundle(
 ) -> list[Bytes]:
     """The whole entry in pieces, in order; :meth:`PreparedBody.entry_size` is their length.
 
-    Called under the ingest lock, so it only packs: the payload was summed before.
+    Called under the ingest lock, so it only packs: what is large was summed before.
     """
     body_len = _BUNDLE_HEAD.size + len(ext) + prepared.length
     if body_len > MAX_BODY:
         raise LimitExceeded("bytes of a bundle in the log", body_len, MAX_BODY)
     segment, index = ref
-    head = _BUNDLE_HEAD.pack(
+    small = prepared.small
+    last = _BUNDLE_HEAD.pack(
         BUNDLE, ts, sequence, prepared.bitmap, MARKER, synced_before, segment, index, len(ext)
     )
-    if ext:
-        head += ext
-    crc = _U32.pack(crc32_combine(crc32(head), prepared.crc, prepared.length))
-    pieces = prepared.pieces
-    if len(pieces) == 1:
-        return [_U32.pack(body_len) + head + bytes(pieces[0]) + crc]
-    first = _U32.pack(body_len) + head + bytes(pieces[0])
-    return [first, *pieces[1:-1], bytes(pieces[-1]) + crc]
+    last += ext + small[0]
+    crc = crc32(last)
+    last = _U32.pack(body_len) + last
+    pieces: list[Bytes] = []
+    for at, (data, data_crc, length) in enumerate(prepared.large, 1):
+        pieces += (last, data)
+        last = small[at]
+        crc = crc32(last, crc32_combine(crc, data_crc, length))
+    pieces.append(last + _U32.pack(crc))
+    return pieces
 
 
 def encode_control(

@@ -64,8 +64,6 @@ def test_the_pieces_are_an_ipc_stream(name: str) -> None:
     encoded = encode_batch(ZOO[name])
     data = joined(encoded)
     assert len(data) == encoded.payload_len
-    assert zlib.crc32(data) == encoded.crc_after(0)
-    assert zlib.crc32(b"before" + data) == encoded.crc_after(zlib.crc32(b"before"))
     assert zlib.crc32(encoded.batch) == encoded.batch_crc
     with pa.ipc.open_stream(data) as reader:
         same(reader.read_next_batch(), ZOO[name])

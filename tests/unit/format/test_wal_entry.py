@@ -137,7 +137,7 @@ def test_slots_are_checked() -> None:
         prepare_bundle([slot(64)])
     with pytest.raises(InvalidBundle, match="fingerprint"):
         prepare_bundle([slot(3, fingerprint=b"short")])
-    huge = SimpleNamespace(payload_len=2**28, rows=1, crc_after=int, buffers=list)
+    huge = SimpleNamespace(payload_len=2**28, rows=1)
     with pytest.raises(LimitExceeded, match="bytes"):
         prepare_bundle([EncodedSlot(0, b"f" * 32, cast(Any, huge))])
 
