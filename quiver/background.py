@@ -4,7 +4,8 @@ A store does nothing by itself: its log is committed by whoever waits, its upkee
 ``maintain()``.  :class:`Background` does both instead: flushers commit staged puts as
 soon as there are any (groups form behind a running sync), workers write segments, flush
 progress and delete, and one ticker finds out what has become due.  It looks at busy
-stores often, at idle ones seldom: they cost next to nothing.
+stores often, at idle ones seldom: they cost next to nothing.  So whatever makes something
+due by time (a put, an outcome) asks for its store to be watched.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from quiver.events import BACKGROUND_FAILED, get_logger
 
 TICK_SECONDS: Final = 0.02
 """How often a store is looked at that has something under way."""
-DOZE_SECONDS: Final = 0.1
-"""How often all the others are."""
+DOZE_SECONDS: Final = 0.5
+"""How often others are that do something by the clock alone."""
+DOZE_TURNS: Final = 10
+"""All the rest take turns: one in so many of them is looked at each time."""
 DEFAULT_FLUSHERS: Final = 4
 DEFAULT_WORKERS: Final = 2
 
@@ -40,6 +43,11 @@ class Driven(Protocol):
     work_queued: bool
     watched: bool
     """Whether the ticker looks at it often."""
+
+    @property
+    def goes_by_the_clock(self) -> bool:
+        """Whether something may become due though nobody does anything."""
+        ...
 
     def flush_staged(self) -> None:
         """Commit until nothing is staged."""
@@ -134,17 +142,23 @@ class Background:
 
     def _run_ticks(self) -> None:
         busy: list[Driven] = []
-        all_due = 0.0
+        doze_over, turn = 0.0, 0
         while not self._stop.is_set():
             self._stirred.clear()  # before the look: what comes during it is looked at next
             now = time.monotonic()
             woken = [self._woken.popleft() for _ in range(len(self._woken))]
-            if now >= all_due:
-                busy, all_due = self._stores, now + DOZE_SECONDS
-            else:
-                busy += [store for store in woken if store not in busy]
-            busy = [store for store in busy if self._look(store)]
-            self._stirred.wait(TICK_SECONDS if busy else max(0.0, all_due - now))
+            if now >= doze_over:
+                woken += self._dozing(turn)
+                doze_over, turn = now + DOZE_SECONDS, (turn + 1) % DOZE_TURNS
+            busy = [store for store in dict.fromkeys([*busy, *woken]) if self._look(store)]
+            self._stirred.wait(TICK_SECONDS if busy else max(0.0, doze_over - now))
+
+    def _dozing(self, turn: int) -> list[Driven]:
+        return [
+            store
+            for number, store in enumerate(self._stores)
+            if number % DOZE_TURNS == turn or store.goes_by_the_clock
+        ]
 
     def _look(self, store: Driven) -> bool:
         # Said before the look: a put that comes too late for it asks to be watched.

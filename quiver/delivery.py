@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeGuard
 
@@ -86,6 +86,8 @@ class Delivery:
         self._deferred: list[tuple[float, int, BundleRef, Subscriber]] = []
         self._turns = itertools.count()
         self._log = get_logger()
+        self.on_outcome: Callable[[], None] = lambda: None
+        """Called after an outcome: it has to reach the disk before long. Must be cheap."""
         self.closed: StoreClosed | None = None
 
     # Taking
@@ -160,12 +162,14 @@ class Delivery:
         self._check_open()  # it could not become durable any more
         outcome = subscriber.ack(ref)
         self._metrics.counter(m.SUBSCRIBER_ACKED, subscriber=subscriber.name).add()
+        self.on_outcome()
         return outcome
 
     def ack_before(self, subscriber: Subscriber, ref: BundleRef) -> int:
         self._check_open()
         acked = subscriber.ack_before(ref)
         self._metrics.counter(m.SUBSCRIBER_ACKED, subscriber=subscriber.name).add(acked)
+        self.on_outcome()
         return acked
 
     def reject(self, subscriber: Subscriber, ref: BundleRef, reason: str) -> Outcome:
@@ -173,7 +177,13 @@ class Delivery:
         outcome = subscriber.reject(ref)
         self._metrics.counter(m.SUBSCRIBER_REJECTED, subscriber=subscriber.name).add()
         self._log.info(BUNDLE_REJECTED, subscriber=subscriber.name, ref=str(ref), reason=reason)
+        self.on_outcome()
         return outcome
+
+    def seek(self, subscriber: Subscriber, ref: BundleRef) -> None:
+        """Go on from ``ref``: that is kept as outcomes are."""
+        subscriber.seek(ref)
+        self.on_outcome()
 
     def defer(self, subscriber: Subscriber, ref: BundleRef, delay: float) -> Outcome:
         if delay <= 0:

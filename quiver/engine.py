@@ -147,8 +147,14 @@ class Store:
         if self._commits is not None:
             self._commits.gather = background is not None and self.config.wal.flush == "interval"
         self._assembly.seal_wait.patient = background is not None
+        self._delivery.on_outcome = self._watch
         if background is not None:
             background.work_soon(self)
+
+    def _watch(self) -> None:
+        """Something has happened that is due on disk by time."""
+        if self._background is not None:
+            self._background.watch(self)
 
     # Putting
 
@@ -323,12 +329,16 @@ class Store:
     def unregister(self, name: str) -> int:
         """Remove a subscriber for good; what it had left is dropped. How many bundles."""
         self._check_open()
-        return self._members.leave(name, self._registry.unregister)
+        given_up = self._members.leave(name, self._registry.unregister)
+        self._watch()
+        return given_up
 
     def drop_orphan(self, name: str) -> int:
         """Remove an orphan, and only an orphan; how many bundles it gave up."""
         self._check_open()
-        return self._members.leave(name, self._registry.drop_orphan)
+        given_up = self._members.leave(name, self._registry.drop_orphan)
+        self._watch()
+        return given_up
 
     @property
     def orphans(self) -> list[str]:
@@ -513,6 +523,11 @@ class Store:
         """One round of upkeep."""
         if self._closed is None:
             self._upkeep.run(patient=True)
+
+    @property
+    def goes_by_the_clock(self) -> bool:
+        """Whether data goes, or is tried again, though nobody does anything."""
+        return self._upkeep.goes_by_the_clock
 
     def look(self, background: Background) -> bool:
         """Ask for what has become due by time; whether more will be soon."""

@@ -120,7 +120,7 @@ class Subscription:
 
     def seek(self, ref: BundleRef | tuple[int, int]) -> None:
         """Go on from ``ref``, back or forth: before it all is done, behind it comes again."""
-        self._subscriber.seek(BundleRef(*ref))
+        self._delivery.seek(self._subscriber, BundleRef(*ref))
 
     # Questions
 

@@ -84,7 +84,7 @@ class Upkeep:
                 parts.registry.changes != self._swept_acks
                 and now - self.records.last_progress >= interval
             )
-            or (now - self.sweeping.last_sweep >= SWEEP_SECONDS and self._watches_the_clock())
+            or (now - self.sweeping.last_sweep >= SWEEP_SECONDS and self.goes_by_the_clock)
             or self._needs_watermark(now)
             or self.sealing.log_is_old
             or self.staging.is_due
@@ -97,9 +97,12 @@ class Upkeep:
         if parts.disk.poison.cause is not None:
             return False
         in_memory = parts.tail.segment_count > 0 or parts.tail.has_work or parts.stages.memory > 0
-        return in_memory or parts.registry.changes != self._swept_acks
+        unsaid = parts.wal is not None and parts.wal.wants_watermark
+        return in_memory or unsaid or parts.registry.changes != self._swept_acks
 
-    def _watches_the_clock(self) -> bool:
+    @property
+    def goes_by_the_clock(self) -> bool:
+        """Whether a sweep may find something though nothing has happened since the last."""
         retention = self._parts.config.retention
         return (
             retention.max_age is not None

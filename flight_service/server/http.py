@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import html
 import json
+import selectors
 import socket
 import threading
 from collections.abc import Callable
@@ -30,7 +31,6 @@ from quiver.units import format_size
 
 REQUEST_SECONDS: Final = 10.0
 """Longest time one request may take to arrive."""
-STOP_POLL_SECONDS: Final = 0.05
 MAX_REQUESTS: Final = 32
 """Requests served at a time; beyond, a connection is closed at once."""
 
@@ -49,30 +49,47 @@ class StatusServer:
         self._server = _Server((host, port), _handler(self._pages))
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            args=(STOP_POLL_SECONDS,),
-            name="quiver-http",
-            daemon=True,
+            target=self._server.serve_until_told, name="quiver-http", daemon=True
         )
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.tell_to_stop()
         self._thread.join()
+        self._server.server_close()
 
 
 class _Server(ThreadingHTTPServer):
+    """Sleeps until a request comes, or the word to stop: ``serve_forever`` would look for
+    that several times a second."""
+
     daemon_threads = True
     request_queue_size = 64
+    timeout = 0
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._slots = threading.Semaphore(MAX_REQUESTS)
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
+        self._stopped, self._stop = socket.socketpair()
         super().__init__(address, handler)
+
+    def serve_until_told(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self, selectors.EVENT_READ)
+            selector.register(self._stopped, selectors.EVENT_READ)
+            while all(key.fileobj is self for key, _ in selector.select()):
+                self.handle_request()
+
+    def tell_to_stop(self) -> None:
+        self._stop.close()
+
+    def server_close(self) -> None:
+        super().server_close()
+        self._stop.close()
+        self._stopped.close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._slots.acquire(blocking=False):

@@ -227,8 +227,8 @@ class Desk:
     def _is_buried(self, ref: BundleRef) -> None:
         """A dead letter is safe in its stream: the bundle is finished here."""
         with self._lock:
+            self._forget(ref)  # first: who is not busy any more has told what to write down
             self._buried.pop(ref, None)
-            self._forget(ref)
 
     # Outcomes
 

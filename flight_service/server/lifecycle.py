@@ -43,11 +43,10 @@ from flight_service.server.limits import Gate
 from flight_service.server.overview import ServerOverview
 from flight_service.server.service import FlightService
 from flight_service.server.settings import Settings
-from flight_service.server.streams import Streams
+from flight_service.server.streams import TICK_SECONDS, Streams
 from quiver.clock import Clock, SystemClock
 from quiver.errors import ConfigError, QuiverError
 
-TICK_SECONDS: Final = 0.1
 FORCED_EXIT: Final = 3
 """Exit status when time was up before everything was closed cleanly."""
 
@@ -61,7 +60,7 @@ class Server:
         self.settings = settings
         self._clock = clock or SystemClock()
         self._stopped = threading.Event()
-        self._ticking = threading.Event()
+        self._ticks_over = False
         self._closed_cleanly = threading.Event()
         self._dead_letters = DeadLetters()
         self._auth = Authenticator(
@@ -161,11 +160,15 @@ class Server:
         _log.info(SERVER_READY, streams=len(names), damaged=len(self._streams.damage()))
 
     def _tick(self) -> None:
-        while not self._ticking.wait(TICK_SECONDS):
+        stirred = self._streams.stirred
+        while not self._ticks_over:
+            stirred.clear()  # before the look: who comes during it is seen by the next
+            rest = TICK_SECONDS
             try:
-                self._streams.tick(self._clock.monotonic())
+                rest = self._streams.tick(self._clock.monotonic())
             except Exception as error:
                 _log.error(TICK_FAILED, error=str(error), exc_info=error)
+            stirred.wait(rest)
 
     # The end
 
@@ -179,7 +182,8 @@ class Server:
         shutdown = threading.Thread(target=self._flight.shutdown, daemon=True)
         shutdown.start()
         idle = self._gate.wait_idle(max(0.0, deadline - self._clock.monotonic()) * 0.7)
-        self._ticking.set()
+        self._ticks_over = True
+        self._streams.stirred.set()
         closing = threading.Thread(target=self._close, daemon=True)
         closing.start()
         closing.join(max(0.1, deadline - self._clock.monotonic()))

@@ -190,10 +190,19 @@ class Stream:
             desks = list(self._desks.values())
         for desk in desks:
             desk.expire(now)
-        changed = self.schemas.changed or any(desk.changed for desk in desks)
-        if now >= self._next_save and (self._stale or changed):
+        if now >= self._next_save and self._is_unsaved:
             self._next_save = now + SAVE_SECONDS
             self.save()
+
+    @property
+    def _is_unsaved(self) -> bool:
+        changed = self.schemas.changed or any(desk.changed for desk in self.desks().values())
+        return changed or self._stale
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether a tick has nothing to do before somebody uses it again."""
+        return not (self.busy or self._is_unsaved)
 
     @property
     def busy(self) -> bool:
@@ -216,7 +225,7 @@ class Stream:
         """Write everything and let go of the directory."""
         try:
             self.schemas.look()
-            if self.schemas.changed or any(desk.changed for desk in self.desks().values()):
+            if self._is_unsaved:
                 self.save()
         except QuiverError:
             pass  # counts and schemas only: the store must be closed in any case

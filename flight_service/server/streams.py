@@ -55,6 +55,10 @@ from quiver.memory import MemoryBudget
 
 STREAMS: Final = "streams"
 TRASH: Final = "trash"
+TICK_SECONDS: Final = 0.1
+"""Between two ticks while a stream is in use, or in somebody's hands."""
+IDLE_TICK_SECONDS: Final = 2.0
+"""Most time between two ticks when none is: only idle streams are left to be closed."""
 DAMAGE_SECONDS: Final = 5.0
 """A damaged stream is not looked at again more often than this."""
 
@@ -99,6 +103,9 @@ class Streams:
         self._background = Background(settings.server.flushers, settings.server.workers)
         self._budget = DiskBudget(settings.server.disk_budget)
         self._memory = MemoryBudget(settings.server.memory)
+        self._active: dict[_Entry, None] = {}
+        self.stirred = threading.Event()
+        """Set when there is something to tick for again."""
         self.replayed = 0
         """Log entries read while opening streams: how far a recovery has come."""
         self.closing = False
@@ -134,6 +141,9 @@ class Streams:
             entry = self._entries.get(name)
             if entry is not None:
                 entry.users += 1
+                if entry not in self._active:
+                    self._active[entry] = None
+                    self.stirred.set()
                 return entry
         if not (create and self.settings.server.auto_create):
             raise ServiceError(
@@ -317,13 +327,36 @@ class Streams:
         with self._lock:
             return [one.stream for one in self._entries.values() if one.stream is not None]
 
-    def tick(self, now: float) -> None:
-        """What has become due: leases that end, failures to write down, idle streams."""
-        for stream in self.opened():
-            try:
-                stream.tick(now)
-            except Exception as error:  # one stream's trouble is no other's
-                _log.error(TICK_FAILED, stream=stream.name, error=str(error), exc_info=error)
+    def tick(self, now: float) -> float:
+        """What has become due: leases that end, failures to write down, idle streams.
+
+        Seconds until the next one; or until somebody comes, see :attr:`stirred`.
+        """
+        with self._lock:
+            active = [(one, one.stream, one.users) for one in self._active]
+        for entry, stream, users in active:
+            if stream is not None:
+                self._tick(stream, now)
+            if not users:
+                self._let_rest(entry)
+        self._close_unused(now)
+        patience = min(IDLE_TICK_SECONDS, self.settings.server.idle_close)
+        return TICK_SECONDS if self._active else max(TICK_SECONDS, patience)
+
+    def _tick(self, stream: Stream, now: float) -> None:
+        try:
+            stream.tick(now)
+        except Exception as error:  # one stream's trouble is no other's
+            _log.error(TICK_FAILED, stream=stream.name, error=str(error), exc_info=error)
+
+    def _let_rest(self, entry: _Entry) -> None:
+        """Tick no more for a stream that nobody uses and that has nothing to write down."""
+        with self._lock:
+            stream = entry.stream
+            if not entry.users and (stream is None or stream.is_at_rest):
+                self._active.pop(entry, None)
+
+    def _close_unused(self, now: float) -> None:
         limit = self.settings.server.idle_close
         with self._lock:
             idle = [

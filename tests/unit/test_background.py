@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
-from quiver.background import Background
+from quiver import background as module
+from quiver.background import DOZE_TURNS, Background
 
 PATIENCE = 10.0
 
@@ -17,6 +19,8 @@ class Staged:
 
     def __init__(self) -> None:
         self.flush_queued = self.flush_wanted = self.work_queued = self.watched = False
+        self.goes_by_the_clock = False
+        self.looks = 0
         self.staged = self.flushed = 0
         self.inside = self.most_inside = self.flushes = 0
         self.changed = threading.Condition()
@@ -39,6 +43,9 @@ class Staged:
     def work(self) -> None: ...
 
     def look(self, now_queued: Background) -> bool:
+        with self.changed:
+            self.looks += 1
+            self.changed.notify_all()
         return False
 
     def left_alone(self) -> None: ...
@@ -46,6 +53,10 @@ class Staged:
     def wait(self, condition: Callable[[Staged], bool]) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: condition(self), PATIENCE)
+
+
+def _was_looked_at(times: int, store: Staged) -> bool:
+    return store.looks >= times
 
 
 @pytest.fixture
@@ -92,3 +103,28 @@ def test_no_put_is_forgotten(background: Background) -> None:
             thread.join()
         store.wait(lambda one: one.flushed == one.staged)
     assert store.flushed == 10_000
+
+
+def test_idle_stores_take_turns(background: Background, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario: many idle stores, one of which goes by the clock. Guarantee: that one is looked
+    at each time, all others once in a round."""
+    monkeypatch.setattr(module, "DOZE_SECONDS", 0.02)
+    idle = [Staged() for _ in range(2 * DOZE_TURNS)]
+    clocked = Staged()
+    clocked.goes_by_the_clock = True
+    for store in (*idle, clocked):
+        background.attach(store)
+    clocked.wait(lambda store: store.looks >= 3 * DOZE_TURNS)
+    looks = [store.looks for store in idle]
+    assert 1 <= min(looks) <= max(looks) <= 5
+
+
+def test_who_asks_to_be_watched_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario: the ticker sleeps for ten minutes; a store asks to be watched. Guarantee: it
+    is looked at, each time that it asks."""
+    monkeypatch.setattr(module, "DOZE_SECONDS", 600.0)
+    with Background(1, 1) as background:
+        store = Staged()
+        for number in range(1, 4):
+            background.watch(store)
+            store.wait(partial(_was_looked_at, number))

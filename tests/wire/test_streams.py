@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow.flight as flight
 import pytest
 
-from flight_service.server import Server
+from flight_service.server import Server, streams
+from flight_service.server.stream import Stream
 from tests.wire.bare import act, fails, get, info, logs, put_slot
 from tests.wire.conftest import MakeServer, connect
 from tests.wire.test_exchange import eventually
@@ -115,6 +117,37 @@ def test_idle_streams_sleep_and_wake(make_server: MakeServer) -> None:
         eventually(lambda: names(client) == {"a": "closed", "b": "open"})
         assert len(get(client, info(client, stream="a").endpoints[0].ticket)) == 1
         assert names(client)["a"] == "open"
+
+
+def test_a_stream_at_rest_is_not_ticked_for(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario: streams are put into and left alone; then one of them is claimed from, with a
+    short lease. Guarantee: none costs a tick while nobody uses it; the lease ends in time."""
+    monkeypatch.setattr(streams, "IDLE_TICK_SECONDS", 600.0)
+    server = make_server(server__idle_close=600)
+    ticked: list[str] = []
+    tick = Stream.tick
+
+    def counted(stream: Stream, now: float) -> None:
+        ticked.append(stream.name)
+        tick(stream, now)
+
+    monkeypatch.setattr(Stream, "tick", counted)
+    with connect(server) as client:
+        for name in "ab":
+            put_slot(client, name, [logs(1)])
+
+        def is_quiet() -> bool:
+            ticked.clear()
+            time.sleep(0.3)
+            return not ticked
+
+        eventually(is_quiet)
+        act(client, "claim", stream="b", subscriber="s", lease_ms=1000)
+        eventually(lambda: not server.streams.opened()[1].busy)
+        assert set(ticked) == {"b"}
+        eventually(is_quiet)
 
 
 def test_a_place_is_made_for_the_next_stream(make_server: MakeServer) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import quiver
-from quiver import Background, Store, sealing
+from quiver import Background, Store, background, sealing
 from quiver.segment.writer import write_segment
 from tests.support.faulty import Fault
 from tests.support.stores import SECONDS, World, batch, number_of, run_in_threads
@@ -240,3 +240,37 @@ def test_a_store_goes_on_when_its_background_ends(settings: dict[str, Any]) -> N
     store.close()
     world.open()
     assert world.drain() == [1]
+
+
+@pytest.mark.parametrize("how", ["ack", "reject", "seek", "unregister", "put"])
+def test_a_sleeping_ticker_hears_what_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Scenario: a store that was idle for so long that it is looked at once in ten minutes; a
+    subscriber acks, rejects, seeks or leaves, or a bundle is put. Guarantee: what that makes
+    due by time (progress on disk, segments deleted, the log's watermark) is done in time."""
+    monkeypatch.setattr(background, "DOZE_SECONDS", 600.0)
+    with quiver.open(tmp_path, reserve=0, background=True) as store:
+        stays, leaves = store.subscribe("stays"), store.subscribe("leaves")
+        store.put({"Logs": batch()}).wait()
+        store.flush()
+        stays.ack([(0, 0)])
+        until(lambda: not store.watched and not store._registry.dirty)
+        assert store.segments() == [(0, 1)]
+        if how == "ack":
+            leaves.ack([(0, 0)])
+        elif how == "reject":
+            leaves.reject((0, 0))
+        elif how == "seek":
+            leaves.seek((1, 0))
+        elif how == "unregister":
+            store.unregister("leaves")
+        else:
+            store.put({"Logs": batch()}).wait()
+            store.flush()
+            wal = store._wal
+            assert wal is not None
+            assert wal.wants_watermark
+            until(lambda: not wal.wants_watermark)
+            return
+        until(lambda: not store._registry.dirty and not store.segments())
