@@ -374,12 +374,16 @@ class Store:
         """A bundle's batches by slot name: all of it, or the slots and columns named."""
         self._check_open()
         table = self._parts.slots
-        ids = None if slots is None else {i for s in slots if (i := table.find(s)) is not None}
-        chosen = {
-            i: names for s, names in (columns or {}).items() if (i := table.find(s)) is not None
-        }
-        found = self._reader.read(BundleRef(*ref), ids, chosen or None)
-        return {table.name_of(slot): batch for slot, batch in sorted(found.items())}
+        ids, chosen = None, None
+        if slots is not None:
+            ids = {i for s in slots if (i := table.find(s)) is not None}
+        if columns:
+            chosen = {i: c for s, c in columns.items() if (i := table.find(s)) is not None}
+        where = ref if isinstance(ref, BundleRef) else BundleRef(*ref)
+        found = self._reader.read(where, ids, chosen or None)
+        if len(found) > 1:
+            found = dict(sorted(found.items()))
+        return {table.name_of(slot): batch for slot, batch in found.items()}
 
     def read_slot(
         self,

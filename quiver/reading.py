@@ -49,7 +49,7 @@ class Reader:
         info = self._catalog.info(seq)
         try:
             reader = self._catalog.reader(seq)
-            return reader, len(reader)
+            return reader, reader.bundle_count
         except SegmentDamage as damage:
             self._damaged(info, damage)
         except NotFound:
@@ -60,7 +60,7 @@ class Reader:
             return found
         try:
             reader = self._catalog.reader(seq)  # or written again since
-            return reader, len(reader)
+            return reader, reader.bundle_count
         except NotFound:
             raise BundleGone(
                 f"segment {seq} was damaged and has been set aside.",
@@ -154,7 +154,6 @@ class Reader:
         Neighbours share a look for their segment; whatever isn't plain is left to
         :meth:`read`, which knows what to say about it.
         """
-        wanted, chosen = {slot}, None if columns is None else {slot: columns}
         seq, segment, count = -1, None, 0
         for ref in refs:
             if segment is None or ref.segment_seq != seq:
@@ -162,10 +161,13 @@ class Reader:
                 seq = ref.segment_seq
             batch = None
             if 0 <= ref.bundle_index < count:
-                with suppress(SegmentDamage):
-                    batch = segment.read(ref.bundle_index, wanted, chosen).get(slot)
+                try:
+                    batch = segment.read_slot(ref.bundle_index, slot, columns)
+                except SegmentDamage:  # also where it has no such slot
+                    batch = None
             if batch is None:
-                batch = self.read(ref, wanted, chosen).get(slot)
+                chosen = None if columns is None else {slot: columns}
+                batch = self.read(ref, {slot}, chosen).get(slot)
             yield batch
 
 

@@ -111,6 +111,7 @@ class SegmentReader:
         self.source: Final = source
         self._entries = {entry.stream_id: entry for entry in tail.streams}
         self._manifest = Manifest(manifest, footer.bundle_count)
+        self.bundle_count: Final = footer.bundle_count
         self._lock = threading.Lock()
         self._readers: dict[int, FileReader] = {}
         self._getters: dict[int, Callable[[int], pa.RecordBatch]] = {}
@@ -171,7 +172,7 @@ class SegmentReader:
         self.close()
 
     def __len__(self) -> int:
-        return len(self._manifest)
+        return self.bundle_count
 
     def slot_refs(self, index: int) -> list[SlotRef]:
         """Which slots a bundle has, and where they are."""
@@ -215,9 +216,10 @@ class SegmentReader:
         self, index: int, slot: int, columns: Sequence[str] | None = None
     ) -> pa.RecordBatch:
         """One batch of a bundle that must be there."""
-        for ref in self._manifest.refs(index):
-            if ref.slot_id == slot:
-                return self._some_columns(ref.stream_id, ref.chunk_index, columns)
+        manifest = self._manifest
+        for at in manifest.places(index):
+            if manifest.slots[at] == slot:
+                return self._some_columns(manifest.streams[at], manifest.chunks[at], columns)
         raise SlotNotInBundle(
             f"bundle {self.seq}.{index} has no slot {slot}.",
             file=self.path,
