@@ -11,7 +11,7 @@ ONLY    ?=
 CODE    := $(wildcard quiver flight_service spark_client tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo example test lint unit coverage system spark integration crash prove soak bench budget peers pictures up down clean
+.PHONY: help setup demo example test images lint unit coverage system spark integration crash prove soak bench budget peers pictures up down clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,7 +34,7 @@ demo: $(STAMP) ## A Spark job puts a million rows, the server is killed hard: no
 example: $(STAMP) ## A pipeline: logs from Quiver, error rates by Spark, back to Quiver, to Parquet
 	@$(BIN)/python -m examples.telemetry
 
-test: lint unit system spark integration crash ## All checks: lint, then every test
+test: lint images unit system spark integration crash ## All checks: lint, then every test
 
 unit: $(STAMP) ## Tests of the parts and of the whole store (ARGS="-k name")
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) tests/unit tests/property
@@ -52,7 +52,12 @@ spark: $(STAMP) ## Tests with real Spark (needs Java 17 or newer), local and on 
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS) tests/spark
 
 crash: $(STAMP) ## 100,000 crash states, and the engine broken on purpose
-	@$(BIN)/python -m pytest $(ARGS) tests/crash
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) tests/crash
+
+# Beside the tests that come first: those that need the images wait for them, or build them.
+images: $(STAMP)
+	@mkdir -p build
+	@$(BIN)/python -m tests.integration.images > build/images.log 2>&1 &
 
 # Without a Docker engine these are skipped, and say so; QUIVER_REQUIRE_DOCKER=1: they fail.
 integration: $(STAMP) ## Tests across containers, with outages (needs Docker; ARGS="-k spark")
