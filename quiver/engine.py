@@ -424,6 +424,11 @@ class Store:
         self._check_open()
         return self._reader.meta(BundleRef(*ref))
 
+    def metas(self, refs: Iterable[BundleRef]) -> Iterator[BundleMeta]:
+        """Many bundles' metadata, in their order."""
+        self._check_open()
+        return self._reader.metas(refs)
+
     def segment_sequences(self) -> list[int]:
         """Numbers of all segments with bundles to read, oldest first."""
         return [seq for seq, _ in self.segments()]

@@ -7,7 +7,6 @@ be taken back, and nobody must have seen it then.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 
 import pyarrow as pa
 
@@ -104,27 +103,45 @@ class Reader:
             self._damaged(info, damage)
             raise
 
+    def metas(self, refs: Iterable[BundleRef]) -> Iterator[BundleMeta]:
+        """What is known about many bundles, in their order."""
+        for ref, segment in self._found(refs):
+            meta = None if segment is None else segment.meta(ref.bundle_index)
+            yield self.meta(ref) if meta is None or meta.lost else meta
+
     def bundles(
         self, refs: Iterable[BundleRef], slots: Collection[int] | None = None
     ) -> Iterator[tuple[BundleMeta, list[EncodedSlot]]]:
         """Many bundles as messages, in their order, each with what is known about it.
 
-        Neighbours share a look for their segment; whatever isn't plain is left to
-        :meth:`meta` and :meth:`encoded`, which know what to say about it.
+        Whatever isn't plain is left to :meth:`meta` and :meth:`encoded`, which know what
+        to say about it.
+        """
+        for ref, segment in self._found(refs):
+            meta, found = None, None
+            if segment is not None:
+                try:
+                    meta = segment.meta(ref.bundle_index)
+                    found = _messages(segment, ref.bundle_index, slots)
+                except SegmentDamage:
+                    found = None
+            if meta is None or found is None or meta.lost:
+                meta, found = self.meta(ref), self.encoded(ref, slots)
+            yield meta, found
+
+    def _found(
+        self, refs: Iterable[BundleRef]
+    ) -> Iterator[tuple[BundleRef, OpenSegment | SegmentReader | None]]:
+        """Each ref with its segment, or ``None`` if that doesn't show such a bundle.
+
+        Neighbours share a look, which is most of what a look at a bundle costs.
         """
         seq, segment, count = -1, None, 0
         for ref in refs:
             if segment is None or ref.segment_seq != seq:
                 segment, count = self.find(ref.segment_seq)
                 seq = ref.segment_seq
-            meta, found = None, None
-            if 0 <= ref.bundle_index < count:
-                with suppress(SegmentDamage):
-                    meta = segment.meta(ref.bundle_index)
-                    found = _messages(segment, ref.bundle_index, slots)
-            if meta is None or found is None or meta.lost:
-                meta, found = self.meta(ref), self.encoded(ref, slots)
-            yield meta, found
+            yield ref, segment if 0 <= ref.bundle_index < count else None
 
     def read(
         self,
@@ -151,16 +168,11 @@ class Reader:
     ) -> Iterator[pa.RecordBatch | None]:
         """One slot of many bundles, in their order; ``None`` where a bundle doesn't have it.
 
-        Neighbours share a look for their segment; whatever isn't plain is left to
-        :meth:`read`, which knows what to say about it.
+        Whatever isn't plain is left to :meth:`read`, which knows what to say about it.
         """
-        seq, segment, count = -1, None, 0
-        for ref in refs:
-            if segment is None or ref.segment_seq != seq:
-                segment, count = self.find(ref.segment_seq)
-                seq = ref.segment_seq
+        for ref, segment in self._found(refs):
             batch = None
-            if 0 <= ref.bundle_index < count:
+            if segment is not None:
                 try:
                     batch = segment.read_slot(ref.bundle_index, slot, columns)
                 except SegmentDamage:  # also where it has no such slot

@@ -37,7 +37,7 @@ class Wrapped(NamedTuple):
     """A bundle in bundle mode: a record batch, and what is told beside it."""
 
     batch: pa.RecordBatch
-    info: bytes
+    info: pa.Buffer
 
 
 def wrapped(store: Store, ref: BundleRef, view: View, delivered: Delivered | None) -> Wrapped:
@@ -71,7 +71,11 @@ def wrapped_next(
 
 
 def _wrap(bundles: Sequence[tuple[Sequence[_Row], bytes]]) -> list[Wrapped]:
-    """Wrapped as one batch, which is then cut: Arrow's objects are made once for all."""
+    """Wrapped as one batch, which is then cut: Arrow's objects are made once for all.
+
+    What is told is cut from one buffer, too: whoever frees memory of Python's enters the
+    interpreter, and so does that once for all.
+    """
     rows = [row for some, _ in bundles for row in some]
     batch = wrap_streams(
         slot_numbers(tuple([slot for slot, _, _ in rows])),
@@ -79,11 +83,13 @@ def _wrap(bundles: Sequence[tuple[Sequence[_Row], bytes]]) -> list[Wrapped]:
         [encoded.buffers() for _, _, encoded in rows],
         BY_NUMBER,
     )
+    infos = pa.py_buffer(b"".join([info for _, info in bundles]))
     found = []
-    start = 0
+    start = told = 0
     for some, info in bundles:
-        found.append(Wrapped(batch.slice(start, len(some)), info))
-        start += len(some)
+        one = Wrapped(batch.slice(start, len(some)), infos.slice(told, len(info)))
+        found.append(one)
+        start, told = start + len(some), told + len(info)
     return found
 
 
@@ -156,9 +162,11 @@ def gone_as_expired(error: NotFound, ref: tuple[int, int]) -> ServiceError:
 
 def with_gone(store: Store, refs: Iterable[BundleRef]) -> Iterator[BundleRef]:
     """The refs, each checked to be there."""
-    for ref in refs:
+    asked = list(refs)
+    found = store.metas(asked)
+    for ref in asked:
         try:
-            store.meta(ref)
+            next(found)
         except NotFound as error:
             raise gone_as_expired(error, ref) from None
         yield ref

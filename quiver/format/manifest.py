@@ -171,15 +171,16 @@ class Manifest:
         """What is recorded about a bundle."""
         row, get = self._row(index), self._get
         event_min, event_max = get["event_min"](row), get["event_max"](row)
+        # By position, as every read of a bundle comes here and names take longer.
         return BundleMeta(
-            sequence=get["sequence"](row),
-            ingestion_ts_ns=get["ingestion_ts"](row),
-            key=get["key"](row),
-            content_hash=get["content_hash"](row),
-            attributes=_attributes(get["attributes"](row)),
-            event_time=None if event_min is None or event_max is None else (event_min, event_max),
-            rows=(get["item_count"](row) or 0) if self.has_sizes else 0,
-            nbytes=get["nbytes"](row) or 0,
+            get["sequence"](row),
+            get["ingestion_ts"](row),
+            get["key"](row),
+            get["content_hash"](row),
+            _attributes(get["attributes"](row)),
+            None if event_min is None or event_max is None else (event_min, event_max),
+            (get["item_count"](row) or 0) if self.has_sizes else 0,
+            get["nbytes"](row) or 0,
         )
 
     def _row(self, index: int) -> int:
