@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ import pyarrow.flight as flight
 
 from benchmarks.bar import Pair, Prepare, Scale
 from benchmarks.data import telemetry
-from benchmarks.flight.processes import discarding_server, quiver_server
+from benchmarks.flight.processes import ServerProcess, discarding_server, quiver_server
 from flight_service.client import connect
 from flight_service.protocol.get import ReadCommand
 
@@ -53,12 +54,43 @@ def against_memory(size: int, mode: str) -> Prepare:
             table = flight.Ticket(json.dumps({"size": size, "count": count}).encode())
             total = float(count * batch.nbytes)
             _read(ours, tickets, count)  # warm
+            sides = Side(ours, server, tickets, count), Side(theirs, discarding, [table], count)
             yield Pair(
-                lambda: total / _read(ours, tickets, count) / 1e6,
-                lambda: total / _read(theirs, [table], count) / 1e6,
+                lambda: total / sides[0].read() / 1e6,
+                lambda: total / sides[1].read() / 1e6,
+                lambda: {**sides[0].notes(""), **sides[1].notes("reference_")},
             )
 
     return prepare
+
+
+@dataclass(slots=True)
+class Side:
+    """A server that is read from, and the processor time that took."""
+
+    client: flight.FlightClient
+    server: ServerProcess
+    tickets: list[flight.Ticket]
+    count: int
+    server_cpu: float = 0.0
+    reader_cpu: float = 0.0
+    bundles: int = 0
+
+    def read(self) -> float:
+        """Take every batch in; seconds."""
+        server, reader = self.server.cpu_seconds, time.process_time()
+        elapsed = _read(self.client, self.tickets, self.count)
+        self.server_cpu += self.server.cpu_seconds - server
+        self.reader_cpu += time.process_time() - reader
+        self.bundles += self.count
+        return elapsed
+
+    def notes(self, whose: str) -> dict[str, float]:
+        """Processor time per bundle, of either end."""
+        return {
+            f"{whose}cpu_us_per_bundle": round(self.server_cpu / self.bundles * 1e6, 1),
+            f"{whose}reader_cpu_us_per_bundle": round(self.reader_cpu / self.bundles * 1e6, 1),
+        }
 
 
 def _read(client: flight.FlightClient, tickets: list[flight.Ticket], count: int) -> float:
