@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import pyarrow as pa
 import pytest
 
@@ -81,3 +83,23 @@ def test_many_bundles_come_out_as_one_by_one() -> None:
         next(rest)
         with pytest.raises(UnknownBundle):
             next(rest)
+
+
+def test_what_is_not_durable_is_not_among_many() -> None:
+    """Scenario: a durable bundle and one that was just put, asked for together. Guarantee:
+    the second is nowhere to be found before it is durable, and then it is."""
+    store = Store(Disk(MemoryDisk()), Config.load(env={}), where="mem", clock=ManualClock())
+    with store:
+        first = store.put({"Logs": LOGS}).wait().ref
+        staged = store.put({"Logs": LOGS})
+        refs = [first, staged.ref]
+        asks: list[Callable[[list[BundleRef]], Iterable[object]]] = [
+            store.bundles,
+            store.metas,
+            lambda refs: store.read_slot(refs, "Logs"),
+        ]
+        for ask in asks:
+            with pytest.raises(UnknownBundle):
+                list(ask(refs))
+        staged.wait()
+        assert [len(list(ask(refs))) for ask in asks] == [2, 2, 2]

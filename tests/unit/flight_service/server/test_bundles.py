@@ -39,11 +39,11 @@ def store(clock: ManualClock) -> Iterator[Store]:
 
 
 def put(store: Store, count: int) -> list[BundleRef]:
-    """One slot, two, none, one, …"""
+    """Two slots, two, none, one, two, …"""
     slots: list[dict[str, pa.RecordBatch]] = []
     for number in range(count):
         every = {"Logs": logs(number), "Words": WORDS}
-        slots.append(dict(list(every.items())[: (1, 2, 0)[number % 3]]))
+        slots.append(dict(list(every.items())[: (2, 2, 0, 1)[number % 4]]))
     return [store.put(one).wait().ref for one in slots]
 
 
