@@ -37,11 +37,17 @@ Start = Literal["earliest", "latest"] | datetime | BundleRef | tuple[int, int]
 
 
 class _Resolver:
-    """One subscriber's side of its handles."""
+    """One subscriber's side of its handles, and what is counted for it."""
 
-    def __init__(self, delivery: Delivery, subscriber: Subscriber) -> None:
+    def __init__(self, delivery: Delivery, subscriber: Subscriber, metrics: Metrics) -> None:
         self._delivery = delivery
         self._subscriber = subscriber
+        self.delivered = metrics.counter(m.SUBSCRIBER_DELIVERED, subscriber=subscriber.name)
+        self.acked = metrics.counter(m.SUBSCRIBER_ACKED, subscriber=subscriber.name)
+
+    def is_for(self, subscriber: Subscriber) -> bool:
+        """Whoever leaves and comes back is another."""
+        return self._subscriber is subscriber
 
     def slots(self, ref: BundleRef) -> list[str]:
         delivery = self._delivery
@@ -85,6 +91,7 @@ class Delivery:
         # By time; the number keeps those of the same moment apart.
         self._deferred: list[tuple[float, int, BundleRef, Subscriber]] = []
         self._turns = itertools.count()
+        self._resolvers: dict[str, _Resolver] = {}
         self._log = get_logger()
         self.on_outcome: Callable[[], None] = lambda: None
         """Called after an outcome: it has to reach the disk before long. Must be cheap."""
@@ -116,8 +123,9 @@ class Delivery:
         """A handle for a claim; ``None`` if the data is gone, which ends the claim too."""
         try:
             meta = self.reader.meta(ref)
-            self._metrics.counter(m.SUBSCRIBER_DELIVERED, subscriber=subscriber.name).add()
-            return ClaimedBundle(_Resolver(self, subscriber), ref, meta)
+            resolver = self._resolver(subscriber)
+            resolver.delivered.add()
+            return ClaimedBundle(resolver, ref, meta)
         except BundleGone as gone:
             if _give_back(subscriber, ref, lost=gone.details.get("outcome") == "lost"):
                 return None
@@ -125,6 +133,13 @@ class Delivery:
         except BaseException:
             subscriber.release(ref)  # a claim must not leak when reading fails
             raise
+
+    def _resolver(self, subscriber: Subscriber) -> _Resolver:
+        found = self._resolvers.get(subscriber.name)
+        if found is None or not found.is_for(subscriber):
+            found = _Resolver(self, subscriber, self._metrics)
+            self._resolvers[subscriber.name] = found
+        return found
 
     def wait(self, subscriber: Subscriber, timeout: float | None) -> bool:
         """Wait until something may be there for a subscriber; ``False`` when time is up."""
@@ -161,14 +176,14 @@ class Delivery:
     def ack(self, subscriber: Subscriber, ref: BundleRef) -> Outcome:
         self._check_open()  # it could not become durable any more
         outcome = subscriber.ack(ref)
-        self._metrics.counter(m.SUBSCRIBER_ACKED, subscriber=subscriber.name).add()
+        self._resolver(subscriber).acked.add()
         self.on_outcome()
         return outcome
 
     def ack_before(self, subscriber: Subscriber, ref: BundleRef) -> int:
         self._check_open()
         acked = subscriber.ack_before(ref)
-        self._metrics.counter(m.SUBSCRIBER_ACKED, subscriber=subscriber.name).add(acked)
+        self._resolver(subscriber).acked.add(acked)
         self.on_outcome()
         return acked
 

@@ -32,13 +32,10 @@ def prepare(directory: Path, scale: Scale) -> Iterator[Pair]:
             with stream.writer(window=1024) as writer:
                 for _ in range(count):
                     writer.put({"Logs": BATCH})
+            began = time.perf_counter()
             with stream.subscribe("one", prefetch=1024) as subscription:
-                bundles = [subscription.next_bundle(30) for _ in range(min(count, 1000))]
-                began = time.perf_counter()
-                for number in range(count):
-                    bundle = bundles[number] if number < len(bundles) else None
-                    if bundle is None:
-                        bundle = subscription.next_bundle(30)
+                for _ in range(count):
+                    bundle = subscription.next_bundle(30)
                     if bundle is None:
                         raise RuntimeError("a bundle did not come")
                     bundle.ack()

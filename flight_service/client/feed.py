@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -31,7 +32,8 @@ from flight_service.protocol.get import BundleInfo
 from flight_service.protocol.names import Ref
 
 LINGER: Final = 0.02
-"""How long an outcome waits for company, unless somebody waits for a bundle."""
+"""How long an outcome waits for company.  If somebody waits for a bundle it goes at once,
+or as soon as the server has answered the ones before."""
 DRAIN_PING: Final = 0.05
 """Between two questions whether everything has come."""
 DEFAULT_LEASE: Final = 10.0
@@ -84,9 +86,11 @@ class Feed:
     def next(self, timeout: float | None, *, drain: bool) -> Delivered | None:
         """The next bundle; ``None`` when time is up, all is drained or the feed closed."""
         with self._lock:
+            if self._buffer and not self._closing:
+                return self._hand_out(*self._buffer.popleft())
             self._waiting += 1
             self._draining += drain
-            if drain or self._outcomes.unsent:
+            if drain or self._must_send():
                 self._work.notify()
             try:
                 self._changed.wait_for(
@@ -129,7 +133,9 @@ class Feed:
             group = self._outcomes.say(ref, kind, reason, delay_ms, durable)
             if self._send_at is None:
                 self._send_at = time.monotonic() + LINGER
-            self._work.notify()
+                self._work.notify()
+            elif self._must_send():
+                self._work.notify()
             over = self._stopping.is_set()
         if durable and not over:
             self._await_group(group)
@@ -333,7 +339,10 @@ class Feed:
 
     def _must_send(self) -> bool:
         """Whether something should not wait for company."""
-        if self._outcomes.unsent and (self._outcomes.urgent or self._closing or self._waiting):
+        outcomes = self._outcomes
+        if outcomes.unsent and (
+            outcomes.urgent or self._closing or (self._waiting and not outcomes.unconfirmed)
+        ):
             return True
         command = self._command
         return bool(self._credit) and (
@@ -358,15 +367,13 @@ class Feed:
         if ask:
             self._ping = self._outcomes.next_id()
             self._ping_at = now + DRAIN_PING
-        if ask or beat or self._credit:
-            last = ClientMessage(
-                credit=self._credit,
-                credit_bytes=self._credit_bytes,
-                ping=ask or beat,
-                id=self._ping if ask else None,
+        if ask or (not messages and (beat or self._credit)):
+            messages.append(ClientMessage(ping=ask or beat, id=self._ping if ask else None))
+        if messages and self._credit:
+            messages[-1] = replace(
+                messages[-1], credit=self._credit, credit_bytes=self._credit_bytes
             )
             self._credit = self._credit_bytes = 0
-            messages.append(last)
         if messages:
             self._beat_at = now + self._lease / HEARTBEATS
         return messages

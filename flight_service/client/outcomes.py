@@ -108,6 +108,11 @@ class Outcomes:
         return bool(self._open or self._full or self._marks)
 
     @property
+    def unconfirmed(self) -> bool:
+        """Whether the server has yet to answer something."""
+        return bool(self._sent)
+
+    @property
     def has_late(self) -> bool:
         """Whether there is something to say by an action."""
         return bool(self._late)
@@ -164,7 +169,7 @@ class Outcomes:
         """Everything that can be sent now."""
         messages: list[ClientMessage] = []
         waiting = [*self._full, *self._open.values(), *self._marks]
-        if waiting and len(self._remembered) >= MAX_REMEMBERED:
+        if waiting and self._must_ask_for_the_disk():
             waiting[-1].durable = True
         for group in waiting:
             number = self.next_id()
@@ -175,6 +180,11 @@ class Outcomes:
         self._marks.clear()
         self.urgent = False
         return messages
+
+    def _must_ask_for_the_disk(self) -> bool:
+        """Whether too much is remembered, and nothing on its way asks for it already."""
+        asked = any(group.durable for group in self._sent.values())
+        return len(self._remembered) >= MAX_REMEMBERED and not asked
 
     def confirm(self, number: int, not_taken: Iterable[Ref]) -> None:
         """The server has answered a message; some refs may no longer be ours."""

@@ -20,14 +20,12 @@ from flight_service.protocol.errors import ServiceError
 from flight_service.protocol.exchange import ClientMessage, ServerMessage, SubscribeCommand
 from flight_service.protocol.names import Ref
 from flight_service.protocol.wrapper import BY_NUMBER
-from flight_service.server.bundles import View, wrapped
+from flight_service.server.bundles import AT_ONCE, View, Wrapped, wrapped_next
 from flight_service.server.claims import Delivered
 from flight_service.server.edge import service_error
 from flight_service.server.stream import Stream
 from quiver.errors import NotFound, QuiverError
 
-PUSH_AT_ONCE: Final = 16
-"""Bundles claimed at a time: enough to keep a fast client busy, few to give back."""
 PUSH_WAIT: Final = 0.5
 """The pusher looks up this often: is the server stopping, has the lease ended?"""
 
@@ -161,9 +159,8 @@ class ExchangeCall:
             while self._may_push():
                 asked = self._asked()
                 claimed = self._claim(0.0 if asked else PUSH_WAIT)
-                for delivered in claimed or []:
-                    if not self._send(delivered):
-                        return
+                if claimed and not self._send(claimed):
+                    return
                 self._tell_expired()
                 for number in asked:
                     self._tell(ServerMessage(type="pong", id=number, idle=claimed == []))
@@ -198,7 +195,7 @@ class ExchangeCall:
         with self._changed:
             if self._ended or not self._has_credit():
                 return None
-            bundles, nbytes = min(self._credit, PUSH_AT_ONCE), self._credit_bytes
+            bundles, nbytes = min(self._credit, AT_ONCE), self._credit_bytes
         claimed = self._desk.claim(
             self._lease,
             max_bundles=bundles,
@@ -220,17 +217,27 @@ class ExchangeCall:
         self._desk.put_back([Ref(*one.handle.ref) for one in claimed], self._lease.id)
         return None
 
-    def _send(self, delivered: Delivered) -> bool:
-        try:
-            found = wrapped(self._store, delivered.handle.ref, self._view, delivered)
-        except NotFound:
-            return True  # dropped by retention in the meantime: there is nothing to send
+    def _send(self, claimed: list[Delivered]) -> bool:
+        """Send bundles, made ready a few at a time; ``False`` if there is nobody any more."""
+        delivered = {one.handle.ref: one for one in claimed}
+        refs = list(delivered)
+        while refs:
+            try:
+                ready = wrapped_next(self._store, refs, self._view, delivered)
+            except NotFound:
+                del refs[0]  # dropped by retention in the meantime: there is nothing to send
+                continue
+            del refs[: len(ready)]
+            if not all(map(self._write, ready)):
+                return False
+        return True
+
+    def _write(self, bundle: Wrapped) -> bool:
         try:
             with self._writing:
-                self._writer.write_with_metadata(found.batch, found.info)
+                self._writer.write_with_metadata(bundle.batch, bundle.info)
         except (pa.ArrowException, OSError):
             self._end()
-            return False
         return not self._ended
 
     def _tell_expired(self) -> None:

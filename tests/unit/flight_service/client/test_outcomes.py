@@ -142,3 +142,23 @@ def test_what_is_on_disk_is_forgotten() -> None:
     outcomes.call_lost()
     outcomes.doubts()
     assert outcomes.take_late() == []
+
+
+def test_the_disk_is_asked_for_once_at_a_time() -> None:
+    """Scenario: far more is confirmed than is remembered, and messages go on while the one that
+    asks for the disk is not answered. Guarantee: only that one asks, since each costs the
+    server a sync; the next one does when it is answered and the memory is full again."""
+    outcomes = Outcomes()
+    confirmed(outcomes, MAX_REMEMBERED)
+    asked = []
+    for index in range(5):
+        outcomes.say(Ref(2, index), ACKED, "", None, False)
+        asked += outcomes.take()
+    assert [message.durable for message in asked] == [True, False, False, False, False]
+    assert outcomes.unconfirmed
+    for message in asked:
+        assert message.id is not None
+        outcomes.confirm(message.id, ())
+    confirmed(outcomes, MAX_REMEMBERED)
+    outcomes.say(Ref(3, 0), ACKED, "", None, False)
+    assert [message.durable for message in outcomes.take()] == [True]
