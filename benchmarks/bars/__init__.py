@@ -7,6 +7,7 @@ from benchmarks.bars.acks import ACKS
 from benchmarks.bars.idle import IDLE
 from benchmarks.bars.live import LIVE
 from benchmarks.bars.p1_put import P1
+from benchmarks.bars.p1d_put import P1D
 from benchmarks.bars.p1m_put import P1M
 from benchmarks.bars.p1s_put import P1S
 from benchmarks.bars.p1x_put import P1X
@@ -25,7 +26,7 @@ from benchmarks.bars.start import START
 from benchmarks.bars.streams import STREAMS_BAR
 
 BARS: tuple[Bar, ...] = (
-    *(P1, P1M, P1S, P1X),
+    *(P1, P1D, P1M, P1S, P1X),
     *(P2S, P2W, P3),
     *(P4, P4B, P5, P6),
     *(P7, P8, P9, P11),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from benchmarks.flight.processes import (
     producers,
     quiver_server,
 )
-from flight_service.client import connect
+from flight_service.client import Client, connect
 
 WARM_BYTES: Final = 160 << 20
 """Before the clock starts: the log has been around once and writes over its own files."""
@@ -100,6 +100,26 @@ def _settle(server: ServerProcess) -> None:
         busy = now
 
 
+@contextlib.contextmanager
+def put_alone(root: Path, load: Load, scale: Scale) -> Iterator[Callable[[], float]]:
+    """What puts a load once, into a stream of its own, each time it is called; MB/s."""
+    numbers = itertools.count()
+    with (
+        producers(load.producers) as workers,
+        quiver_server(root, calls__put_wait=30) as server,
+        connect(f"grpc://127.0.0.1:{server.port}") as client,
+    ):
+        side = Side(server, load, workers)
+        yield lambda: _put_once(side, client, f"bench{next(numbers)}", scale)
+
+
+def _put_once(side: Side, client: Client, stream: str, scale: Scale) -> float:
+    figure = side.turn(stream, scale)
+    client.delete_stream(stream)
+    _settle(side.server)
+    return figure
+
+
 def against_discard(load: Load, **settings: object) -> Prepare:
     """A bar's two sides for a load."""
 
@@ -115,11 +135,7 @@ def against_discard(load: Load, **settings: object) -> Prepare:
             ours, theirs = Side(server, load, workers), Side(discarding, load, workers)
 
             def measure() -> float:
-                stream = f"bench{next(numbers)}"
-                figure = ours.turn(stream, scale)
-                client.delete_stream(stream)
-                _settle(server)
-                return figure
+                return _put_once(ours, client, f"bench{next(numbers)}", scale)
 
             def reference() -> float:
                 return theirs.turn("none", scale)
