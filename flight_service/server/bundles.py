@@ -60,7 +60,8 @@ def wrapped_next(
         for ref, (meta, found) in zip(refs, store.bundles(refs, view.slots), strict=True):
             rows = _projected(found, view.projection) if view.projection else [*found.values()]
             taken.append((rows, encoded_info(ref, meta, tuple(found), delivered.get(ref))))
-            nbytes += sum(batch.payload_len for _, _, batch in rows)
+            for _, _, batch in rows:
+                nbytes += batch.payload_len
             if nbytes >= AT_ONCE_BYTES:
                 break
     except Exception:
