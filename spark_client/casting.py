@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -53,6 +53,9 @@ def cast_from_spark(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> p
     A declared schema must name the frame's columns, all of them and no others; their order is
     the schema's.
     """
+    as_it_is = _Plain.of(batch.schema, schema)
+    if as_it_is is not None:
+        return pa.RecordBatch.from_arrays(batch.columns, schema=as_it_is)
     wanted = from_spark(batch.schema) if schema is None else schema
     missing = [one for one in wanted.names if one not in batch.schema.names]
     extra = [one for one in batch.schema.names if one not in wanted.names]
@@ -73,7 +76,41 @@ def cast_from_spark(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> p
                 " declare it nullable.",
             )
         columns.append(column)
+    _Plain.note(batch.schema, schema, wanted)
     return pa.RecordBatch.from_arrays(columns, schema=wanted)
+
+
+class _Plain(NamedTuple):
+    """The last schema whose columns are kept as they come: a task's batches all have the same.
+
+    To find that out again for each of them takes longer than anything else that is done to one
+    before it is sent.  Replaced as a whole, so that no lock is needed.
+    """
+
+    source: pa.Schema
+    declared: pa.Schema | None
+    wanted: pa.Schema
+
+    @classmethod
+    def of(cls, source: pa.Schema, declared: pa.Schema | None) -> pa.Schema | None:
+        """What a batch of this schema only has to be called; ``None`` if nobody knows."""
+        last = _Last.plain
+        if last is None or last.declared is not declared or not last.source.equals(source):
+            return None
+        return last.wanted
+
+    @classmethod
+    def note(cls, source: pa.Schema, declared: pa.Schema | None, wanted: pa.Schema) -> None:
+        """Remember it if there is nothing to convert, to move or to check for nulls."""
+        if all(
+            one.name == given.name and one.nullable and _same(given.type, one.type)
+            for one, given in zip(wanted, source, strict=True)
+        ):
+            _Last.plain = cls(source, declared, wanted)
+
+
+class _Last:
+    plain: _Plain | None = None
 
 
 def convert(array: pa.Array, target: pa.DataType, column: str) -> pa.Array:

@@ -51,6 +51,11 @@ class Layout:
                 raise BadRequest("bad_request", f"a schema for {slot}, which is none of the slots.")
         return cls(dict(slots), dict(schemas or {}))
 
+    @property
+    def lone_slot(self) -> str | None:
+        """The slot of all bundles, if they have one and its schema is the same in all."""
+        return None
+
     def bundle(self, batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
         """A frame's batch as a bundle; child tables without rows are left out."""
         found = {}
@@ -71,6 +76,14 @@ def whole_frame(slot: str, schema: pa.Schema | None) -> Layout:
 
 
 class _Whole(Layout):
+    @property
+    def lone_slot(self) -> str | None:
+        """A frame has one schema, so all of its batches do.
+
+        Declared ones may hold what a call can't carry from batch to batch (dictionaries).
+        """
+        return None if self.schemas else next(iter(self.slots))
+
     def bundle(self, batch: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
         (slot,) = self.slots
         return {slot: cast_from_spark(batch, self.schemas.get(slot))}

@@ -47,12 +47,14 @@ class Route:
     bundle_bytes: int
 
     @contextlib.contextmanager
-    def writer(self) -> Iterator[Writer]:
-        """A writer to the stream; errors are told as the driver needs them."""
+    def writer(self, slot: str | None = None) -> Iterator[Writer]:
+        """A writer to the stream, or to one slot; errors are told as the driver needs them."""
         try:
             with self.client() as client:
                 stream = client.stream(self.target.stream)
-                with stream.writer(window=self.window, window_bytes=self.window_bytes) as writer:
+                with stream.writer(
+                    window=self.window, window_bytes=self.window_bytes, slot=slot
+                ) as writer:
                     yield writer
         except ServiceError as error:
             raise explained(error, self.target) from None
@@ -68,11 +70,10 @@ class Sent:
 
     pending: Pending
     rows: int
-    nbytes: int
 
     def put(self) -> Put:
         """Once it is there."""
-        return Put(self.pending.result(), self.rows, self.nbytes)
+        return Put(self.pending.result(), self.rows, self.pending.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Producer:
         first = next(batches, None)
         if first is None:
             return
-        with self._route.writer() as writer:
+        with self._route.writer(self._layout.lone_slot) as writer:
             for ordinal, piece in enumerate(self._cut(first, batches)):
                 sent.append(self._send(writer, piece, f"{prefix}/{ordinal}"))
                 if len(sent) >= RECEIPTS_AT_ONCE and sent[RECEIPTS_AT_ONCE - 1].pending.done:
@@ -137,5 +138,4 @@ class Producer:
     def _send(self, writer: Writer, piece: pa.RecordBatch, key: str) -> Sent:
         bundle = self._layout.bundle(piece)
         pending = writer.put(bundle, key=key, **self._extras.of(piece))
-        rows = sum(batch.num_rows for batch in bundle.values())
-        return Sent(pending, rows, sum(batch.nbytes for batch in bundle.values()))
+        return Sent(pending, sum(batch.num_rows for batch in bundle.values()))

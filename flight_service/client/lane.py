@@ -16,7 +16,6 @@ import pyarrow as pa
 from flight_service.client.connection import Connection
 from flight_service.client.errors import ClientError, lost, typed
 from flight_service.protocol.put import PutCommand, PutReceipt, PutReceipts
-from flight_service.protocol.wrapper import BY_NAME
 
 
 class Listener(Protocol):
@@ -30,11 +29,13 @@ class Listener(Protocol):
 class Lane:
     """A call that is open from its making until :meth:`end`; :meth:`start` comes first."""
 
-    def __init__(self, connection: Connection, command: PutCommand, listener: Listener) -> None:
+    def __init__(
+        self, connection: Connection, command: PutCommand, schema: pa.Schema, listener: Listener
+    ) -> None:
         self._listener = listener
         self._fault: ClientError | None = None
         self._writer, self._receipts = connection.client.do_put(
-            command.descriptor(), BY_NAME, connection.options()
+            command.descriptor(), schema, connection.options()
         )
         self._reader = threading.Thread(target=self._read, name="quiver-receipts", daemon=True)
 

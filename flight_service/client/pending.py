@@ -46,13 +46,15 @@ class Owner(Protocol):
 class Pending:
     """A bundle on its way: ``result()`` waits for its receipt."""
 
-    __slots__ = ("_error", "_owner", "_receipt", "key")
+    __slots__ = ("_error", "_owner", "_receipt", "key", "nbytes")
 
-    def __init__(self, owner: Owner, key: str) -> None:
+    def __init__(self, owner: Owner, key: str, nbytes: int) -> None:
         self._owner = owner
         self._receipt: Receipt | None = None
         self._error: ClientError | None = None
         self.key = key
+        self.nbytes = nbytes
+        """Of its batches, in memory."""
 
     @property
     def done(self) -> bool:

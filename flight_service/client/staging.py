@@ -41,7 +41,7 @@ from flight_service.client.retry import Backoff, Retry
 from flight_service.protocol.names import check_name
 from flight_service.protocol.put import REJECTED, RETRY, Envelope, PutCommand, PutReceipt
 from flight_service.protocol.stage import Abort, Aborted, FinishStage, StageFinished, StageName
-from flight_service.protocol.wrapper import wrap
+from flight_service.protocol.wrapper import BY_NAME, wrap
 
 PART_BYTES: Final = 32 << 20
 PART_BUNDLES: Final = 4_096
@@ -80,7 +80,7 @@ class _Call:
         self._outcome: ClientError | None = None
         self._ended = self._closed = False
         self.taken = 0
-        self._lane = Lane(connection, command, self)
+        self._lane = Lane(connection, command, BY_NAME, self)
         self._lane.start()
 
     # The sending side

@@ -9,6 +9,9 @@ never makes two of one.  Memory is bounded by the window: ``put`` waits when it 
 A bundle the server refuses for good ends nothing: its :class:`Pending` tells, and leaving
 the ``with`` block raises :class:`~flight_service.client.errors.Rejected` unless an
 ``on_reject`` was given.
+
+A writer for one slot sends each batch as it is, in the call's own schema.  Bundles of several
+slots have to be wrapped into one message first, which copies them twice.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from flight_service.client.pending import Data, Pending, Receipt, WriterStats, a
 from flight_service.client.retry import Backoff, Retry
 from flight_service.protocol.names import check_name
 from flight_service.protocol.put import DUP, REJECTED, RETRY, Envelope, PutCommand, PutReceipt
-from flight_service.protocol.wrapper import wrap
+from flight_service.protocol.wrapper import BY_NAME, wrap
 
 MAX_WINDOW: Final = 65_536
 MAX_MESSAGE: Final = 1_900 << 20
@@ -73,6 +76,7 @@ class Writer:
             raise BadRequest("bad_request", f"window must be from 1 to {MAX_WINDOW:,}.")
         self._connection = connection
         self._command = command
+        self._schema = BY_NAME if command.slot is None else None
         self._window = window
         self._window_bytes = window_bytes
         self._backoff = Backoff(retry)
@@ -124,6 +128,8 @@ class Writer:
                 f"the bundle has {nbytes:,} bytes, a message holds {MAX_MESSAGE:,}: split it.",
             )
         with self._lock:
+            if self._command.slot is not None:
+                self._check_lone(slots, self._command.slot)
             self._await(lambda: self._has_room(nbytes), timeout, "room in the window")
             self._check()
             vouched = None
@@ -131,7 +137,7 @@ class Writer:
                 key, vouched = f"{self._prefix}-{self._given}", self._vouched
             self._given += 1
             envelope = Envelope(key=key, hash=vouched, attributes=attributes, event_time=event_time)
-            pending = Pending(self, key)
+            pending = Pending(self, key, nbytes)
             self._box.add(Entry(slots, envelope, nbytes, pending))
             self._start()
             mine = self._may_send()
@@ -140,6 +146,22 @@ class Writer:
         if mine:
             self._send()
         return pending
+
+    def _check_lone(self, slots: Mapping[str, pa.RecordBatch], slot: str) -> None:
+        """A writer for one slot takes that one, in the first batch's schema; the lock is held."""
+        if tuple(slots) != (slot,):
+            raise BadRequest(
+                "bad_request", f"this writer is for bundles with slot {slot} and no other."
+            )
+        schema = slots[slot].schema
+        if self._schema is None:
+            self._schema = schema
+        elif not self._schema.equals(schema, check_metadata=True):
+            raise BadRequest(
+                "schema_mismatch",
+                f"this writer is for slot {slot} in one schema, that of the first batch: take"
+                " another writer for another one.",
+            )
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every bundle is answered; raises ``Rejected`` if some were refused."""
@@ -286,6 +308,8 @@ class Writer:
 
     def _wrapped(self, entry: Entry[Pending]) -> pa.RecordBatch | None:
         """A bundle for the wire; one that can't be written is rejected here."""
+        if self._command.slot is not None:
+            return entry.slots[self._command.slot]
         try:
             return wrap(entry.slots)
         except (pa.ArrowException, TypeError, ValueError) as error:
@@ -366,7 +390,8 @@ class Writer:
     def _open(self) -> bool:
         """Begin a call; whether that worked."""
         try:
-            self._lane = Lane(self._connection, self._command, self)
+            assert self._schema is not None  # set by whoever put the first bundle
+            self._lane = Lane(self._connection, self._command, self._schema, self)
             self._lane.start()
         except Exception as error:
             with self._lock:

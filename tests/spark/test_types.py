@@ -342,6 +342,27 @@ def test_a_declared_schema_is_held_to(declared: pa.Schema, says: str) -> None:
         cast_from_spark(pa.record_batch({"a": [1, None]}), declared)
 
 
+def test_what_was_kept_as_it_is_says_nothing_of_the_next() -> None:
+    """Scenario: batches that need nothing, each followed by one that does, of the same names.
+
+    Guarantee: each is treated by its own schema and by the one declared for it.
+    """
+    plain = pa.record_batch({"a": ["x", None], "b": [1, 2]})
+    large = plain.cast(pa.schema([("a", pa.large_string()), ("b", pa.int64())]))
+    turned = plain.select(["b", "a"])
+    strict = pa.schema([pa.field("a", pa.string(), nullable=False), ("b", pa.int64())])
+    for _ in range(3):
+        assert cast_from_spark(plain).equals(plain)
+        assert cast_from_spark(large).equals(plain)
+        assert cast_from_spark(turned).equals(turned)
+        assert cast_from_spark(turned, plain.schema).equals(plain)
+        assert cast_from_spark(plain, large.schema).equals(large)
+        whole = plain.slice(0, 1)
+        assert cast_from_spark(whole, strict).schema == strict
+        with pytest.raises(BadRequest, match="column a holds nulls"):
+            cast_from_spark(plain, strict)
+
+
 def test_every_kind_of_arrow_type_has_a_rule() -> None:
     """Scenario: the cases above and the documented table. Guarantee: both are complete."""
     told = " ".join(arrow for arrow, _, _ in RULES)

@@ -35,11 +35,14 @@ def number_of(bundle: Delivered) -> int:
     return value
 
 
-def test_a_writer_survives_a_network_that_breaks_again_and_again(q: Client, proxy: Proxy) -> None:
+@pytest.mark.parametrize("slot", [None, "Logs"])
+def test_a_writer_survives_a_network_that_breaks_again_and_again(
+    q: Client, proxy: Proxy, slot: str | None
+) -> None:
     """Twenty cuts at random moments: everything is there once, in order."""
     rng = random.Random(7)
     cuts = set(rng.sample(range(2000), 20))
-    with q.stream("t").writer(window=64) as writer:
+    with q.stream("t").writer(window=64, slot=slot) as writer:
         for number in range(2000):
             writer.put({"Logs": logs(number)}, timeout=60)
             if number in cuts:

@@ -134,6 +134,65 @@ def test_backpressure_is_waited_out_in_order(make_server: MakeServer) -> None:
         assert seen == list(range(60))
 
 
+def test_a_writer_for_one_slot(make_server: MakeServer) -> None:
+    """Scenario: bundles of one slot, to a log too small for what comes.
+
+    Guarantee: as with any writer, all arrive in order and none twice.
+    """
+    server = make_server(
+        wal__max_size="3MiB",
+        wal__rotation_target="256KiB",
+        segment__target_size="512KiB",
+        limits__max_bundle="1MiB",
+        calls__put_wait=0,
+        wal__max_group="256KiB",
+    )
+    with connect(f"grpc://127.0.0.1:{server.port}") as client:
+        with client.stream("t").writer(window=64, slot="Logs") as writer:
+            for number in range(60):
+                batch = pa.record_batch({"n": pa.array([number] * 40_000, pa.int64())})
+                writer.put({"Logs": batch}, timeout=60)
+        assert (writer.stats.bundles, writer.stats.duplicates) == (60, 0)
+        assert writer.stats.retries > 0
+        assert numbers(client, "t") == list(range(60))
+
+
+def test_a_writer_for_one_slot_takes_no_other(q: Client) -> None:
+    """Scenario: another slot, two slots, or another schema are put.
+
+    Guarantee: they are refused at once, by name, and the writer goes on.
+    """
+    other = pa.record_batch({"n": ["text"]})
+    with q.stream("t").writer(slot="Logs") as writer:
+        writer.put({"Logs": logs(1)})
+        for wrong in ({"Spans": logs(2)}, {"Logs": logs(2), "Spans": logs(2)}, {}):
+            with pytest.raises(BadRequest, match="slot Logs and no other"):
+                writer.put(wrong)
+        with pytest.raises(BadRequest, match="one schema") as caught:
+            writer.put({"Logs": other})
+        assert caught.value.code == "schema_mismatch"
+        writer.put({"Logs": logs(3)})
+    assert numbers(q, "t") == [1, 3]
+
+
+@pytest.mark.parametrize("first", [None, "Logs"])
+def test_a_key_is_the_same_whichever_way_it_comes(q: Client, first: str | None) -> None:
+    """Scenario: a bundle is put again under its key, by a writer of the other kind.
+
+    Guarantee: it is known as the same: a job may be run again with another version of us.
+    """
+    stream = q.stream("t")
+    batch = pa.record_batch({"n": [1, None, 3], "s": ["a", None, "ccc"], "b": [True, None, False]})
+    for slot in (first, "Logs" if first is None else None):
+        with stream.writer(slot=slot) as writer:
+            receipts = [
+                writer.put({"Logs": one}, key=f"{len(one)}").result()
+                for one in (batch, batch.slice(1))
+            ]
+    assert [one.duplicate for one in receipts] == [True, True]
+    assert len(list(stream.read())) == 2
+
+
 def test_a_full_disk_budget_is_an_error_when_patience_ends(make_server: MakeServer) -> None:
     """A subscriber that never acks, and a size cap: puts are refused for now, and after the
     writer's patience for good, with the server's reason."""
