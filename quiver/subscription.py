@@ -60,13 +60,15 @@ class Subscription:
 
     def next_bundle(self, timeout: float | None = 0.0) -> ClaimedBundle | None:
         """Claim the next bundle, waiting for one up to ``timeout`` seconds (``None``: for ever)."""
-        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        deadline = self._clock.monotonic() + timeout if timeout else None
         while True:
             bundle = self._delivery.next_bundle(self._subscriber, self._order)
             if bundle is not None:
                 return bundle
             if self._nudge():
                 continue
+            if timeout == 0:
+                return None
             left = None if deadline is None else deadline - self._clock.monotonic()
             if left is not None and left <= 0:
                 return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 
 class Doorbell:
@@ -32,14 +32,33 @@ class Doorbell:
                 return
             waiter.release()
 
-    @contextlib.contextmanager
-    def armed(self) -> Iterator[Callable[[float], bool]]:
-        """Listen from here on; the value waits up to so many seconds, ``True`` if it rang."""
-        waiter = threading.Lock()
-        waiter.acquire()
-        self._waiters.append(waiter)
-        try:
-            yield lambda timeout: waiter.acquire(timeout=max(timeout, 0.0))
-        finally:
-            with contextlib.suppress(ValueError):  # it rang: a ring takes the waiter out
-                self._waiters.remove(waiter)
+    def armed(self) -> Armed:
+        """Listen from here on, as long as the block lasts."""
+        return Armed(self._waiters)
+
+
+class Armed:
+    """Somebody who listens.  A class, since a generator takes several times as long to leave,
+    and leaving is on the way of every live bundle."""
+
+    __slots__ = ("_rang", "_waiter", "_waiters")
+
+    def __init__(self, waiters: deque[threading.Lock]) -> None:
+        self._waiters = waiters
+        self._waiter = threading.Lock()
+        self._rang = False
+
+    def __enter__(self) -> Callable[[float], bool]:
+        self._waiter.acquire()
+        self._waiters.append(self._waiter)
+        return self._heard
+
+    def _heard(self, timeout: float) -> bool:
+        """Wait up to so many seconds; ``True`` if it rang."""
+        self._rang = self._waiter.acquire(timeout=max(timeout, 0.0))
+        return self._rang
+
+    def __exit__(self, *error: object) -> None:
+        if not self._rang:  # a ring takes the waiter out
+            with contextlib.suppress(ValueError):  # it rang just now
+                self._waiters.remove(self._waiter)
