@@ -1,7 +1,9 @@
 """P6: opening a store that crashed with a log full of bundles, 100 KiB each, warm.
 
 Against reading the same bytes into memory that is kept, as recovery has to keep them until
-their segments are written, and checksumming them.  Both read with ``pread``.
+their segments are written, and checksumming them.  Both read with ``pread``.  The child that
+crashes has some bundles in flight, as a producer has: an entry's proof of what was synced
+before it comes from those who wait.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from quiver.format.crc import crc32
 
 BUNDLE = 100 << 10
 MAX_BYTES = 128 << 20
+WINDOW = 160
+"""Bundles in flight, 16 MiB: as in the put bars."""
 SETTINGS: dict[str, Any] = {
     "segment__target_size": "256MiB",
     "wal__max_size": "2GiB",
@@ -32,14 +36,17 @@ def crash(directory: Path, nbytes: int) -> None:
     """A child fills the log and is killed; its segments were never written."""
     program = (
         "import os, signal, sys, quiver\n"
+        "from collections import deque\n"
         "from pathlib import Path\n"
         "from benchmarks.bars import p6_recovery as p6\n"
         "from benchmarks.data import telemetry\n"
         "store = quiver.open(Path(sys.argv[1]), **p6.SETTINGS)\n"
         "batch = telemetry(p6.BUNDLE)\n"
+        "waiting = deque()\n"
         "for _ in range(int(sys.argv[2]) // p6.BUNDLE):\n"
-        "    last = store.put({'Logs': batch})\n"
-        "last.wait()\n"
+        "    waiting.append(store.put({'Logs': batch}))\n"
+        "    if len(waiting) >= p6.WINDOW:\n"
+        "        waiting.popleft().wait()\n"
         "store.sync()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
