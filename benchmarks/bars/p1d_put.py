@@ -39,6 +39,6 @@ P1D = Bar(
     unit="MB/s",
     reference_name="the same bytes to a log and to segments, by two plain threads",
     prepare=prepare,
-    mark=0.6,
+    mark=0.5,
     goal=0.8,
 )

@@ -54,6 +54,7 @@ def against_memory(size: int, mode: str) -> Prepare:
             table = flight.Ticket(json.dumps({"size": size, "count": count}).encode())
             total = float(count * batch.nbytes)
             _read(ours, tickets, count)  # warm
+            _read(theirs, [table], count)
             sides = Side(ours, server, tickets, count), Side(theirs, discarding, [table], count)
             yield Pair(
                 lambda: total / sides[0].read() / 1e6,
