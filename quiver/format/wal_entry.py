@@ -201,7 +201,7 @@ def _lay(
     """Put a piece behind ``between``; what the next small piece begins with."""
     size = data.size
     if size < SMALL_PIECE:
-        return between + data.to_pybytes()
+        return between + bytes(data)
     small.append(between)
     large.append(Large(data, crc, size))
     return b""

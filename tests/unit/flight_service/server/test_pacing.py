@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from flight_service.server.pacing import FEW, MAX_ABSTAIN, MAX_STEPS, STEP_SECONDS, Pacing
@@ -53,8 +54,8 @@ def test_a_pause_for_nothing_is_not_repeated() -> None:
     slept = list(Producer(rate=0).groups(5000, FEW))
     tried = [at for at, seconds in enumerate(slept) if seconds]
     assert set(slept) == {0.0, STEP_SECONDS}
-    assert [b - a for a, b in zip(tried, tried[1:], strict=False)][:5] == [2, 3, 5, 9, 17]
-    assert max(b - a for a, b in zip(tried, tried[1:], strict=False)) == MAX_ABSTAIN + 1
+    assert [b - a for a, b in itertools.pairwise(tried)][:5] == [2, 3, 5, 9, 17]
+    assert max(b - a for a, b in itertools.pairwise(tried)) == MAX_ABSTAIN + 1
 
 
 def test_company_wins_a_pacing_back() -> None:
