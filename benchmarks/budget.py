@@ -2,7 +2,9 @@
 
 Every stage of the server's put path, by itself and in one thread, in processor time: the
 best of several tries, since a stage can't be faster than it is but anything can disturb it.
-What Flight itself costs comes from the put bars, which measure R.
+What Flight itself costs comes from the put bars, which measure R.  Then the same path in a
+running server, by thread: there every stage finds the caches full of something else, and the
+threads share two cores and one interpreter.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from rich.table import Table
 
 import quiver
 from benchmarks.data import telemetry
+from benchmarks.flight.threads import in_the_server
 from benchmarks.run import RESULTS, describe_machine
 from flight_service.protocol.wrapper import unwrap, wrap
 from flight_service.server.process import tune_process
@@ -119,6 +122,7 @@ def main() -> int:
     tune_process()
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".budget-") as directory:
         found = {label: stages(size, Path(directory)) for label, size in SIZES.items()}
+        live = {label: in_the_server(size, Path(directory)) for label, size in SIZES.items()}
     received = flight()
     for label, cost in received.items():
         found[label] = {"Flight: read the message (R)": cost, **found[label]}
@@ -128,8 +132,12 @@ def main() -> int:
         table.add_column(label, justify="right")
     for stage in found["1 MiB"]:
         table.add_row(stage, *(f"{found[label].get(stage, 0):,.1f}" for label in SIZES))
+    table.add_section()
+    for role in live["1 MiB"]:
+        table.add_row(role, *(f"{live[label][role]:,.1f}" for label in SIZES))
     Console().print(table)
-    OUT.write_text(json.dumps({"machine": describe_machine(), "us": found}, indent=2) + "\n")
+    said = {"machine": describe_machine(), "us": found, "server_us": live}
+    OUT.write_text(json.dumps(said, indent=2) + "\n")
     return 0
 
 

@@ -51,12 +51,18 @@ def budget() -> str:
         return ""
     said = json.loads(BUDGET.read_text())
     sizes = list(said["us"])
-    lines = [f"| stage, µs of processor per bundle | {' | '.join(sizes)} |"]
-    lines.append("|---|" + "---|" * len(sizes))
-    for stage in said["us"][sizes[-1]]:
-        cells = (f"{said['us'][size].get(stage, 0):,.1f}" for size in sizes)
-        lines.append(f"| {stage} | {' | '.join(cells)} |")
+    lines = _by_size("stage, by itself: µs of processor per bundle", said["us"], sizes)
+    lines.append("")
+    lines += _by_size("in a running server, by thread", said["server_us"], sizes)
     return "\n".join(lines) + f"\n\nMeasured on: {said['machine']}.\n"
+
+
+def _by_size(title: str, costs: dict[str, dict[str, float]], sizes: list[str]) -> list[str]:
+    lines = [f"| {title} | {' | '.join(sizes)} |", "|---|" + "---|" * len(sizes)]
+    for name in costs[sizes[-1]]:
+        cells = (f"{costs[size].get(name, 0):,.1f}" for size in sizes)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
 
 
 def peers() -> str:
