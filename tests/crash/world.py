@@ -29,12 +29,9 @@ from quiver.errors import (
     StorageFault,
 )
 from quiver.format.floor import FLOOR_PATH, decode_floor
-from quiver.format.progress import decode_progress
-from quiver.format.state import STATE_NAME, decode_state
 from quiver.ids import BundleRef
 from quiver.receipt import Receipt
 from quiver.segment.info import SEGMENTS, parse_name
-from quiver.subscriber.progress import progress_file
 from quiver.subscription import Subscription
 from tests.crash import notes as o
 from tests.crash.desk import Desk
@@ -43,6 +40,7 @@ from tests.crash.invariants import INVARIANTS, Case, Violation, opens
 from tests.crash.look import Looker
 from tests.crash.notes import Note
 from tests.crash.oracle import EARLIEST, Oracle, Put, Slots
+from tests.crash.rights import may_go
 from tests.crash.states import State, states
 
 
@@ -115,27 +113,10 @@ class World:
             seq = parse_name(record.path.rpartition("/")[2])
             gone = set() if seq is None else {seq}
         for seq in sorted(gone - self.oracle.removals.keys()):
-            self.note(o.Removal(seq, self._is_finished(seq)))
+            self.note(o.Removal(seq, may_go(self.fold.image(), self.oracle, seq)))
         if self._is_open:
             self.desk.watch(record)
         self.fold.take(record)
-
-    def _is_finished(self, seq: int) -> bool:
-        """Whether everyone has finished a segment, by what is durable right now."""
-        files = self.fold.image()
-        everyone = [sub.name for sub in self.oracle.subs.values() if sub.phase == "joined"]
-        whole = (1 << self.oracle.sizes().get(seq, 0)) - 1
-        for name in everyone:
-            try:
-                progress = decode_progress(files[progress_file(name)])
-            except (KeyError, Damage):
-                return False
-            entry = progress.entries.get(seq)
-            if entry is None and seq >= progress.oldest_incomplete:
-                return False
-            if entry is not None and whole & ~entry.done:
-                return False
-        return bool(everyone) or seq in _ledger(files)
 
     def note(self, note: Note) -> None:
         self.notes.append((len(self.disk.records), note))
@@ -399,13 +380,6 @@ def take(oracle: Oracle, note: Note) -> None:
     """Let the oracle know."""
     oracle.version += note.narrows
     note.apply(oracle)
-
-
-def _ledger(files: Image) -> set[int]:
-    try:
-        return {loss.segment_seq for loss in decode_state(files[STATE_NAME]).losses}
-    except (KeyError, Damage):
-        return set()
 
 
 def _answer(number: int, receipt: Receipt) -> Note | None:
