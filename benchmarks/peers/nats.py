@@ -3,6 +3,8 @@
 ``sync_interval: always`` syncs every message before it is acknowledged; without it the
 server syncs every two minutes.  Publishing is asynchronous with a window, consuming a pull
 consumer with explicit acks, both as the documentation of the client recommends for speed.
+The server's queue of messages not yet stored is raised from 128 MB: with four windows of large
+messages it would refuse some, which the client doesn't tell whoever waits for them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ FETCH = 64
 CONFIGURATION = """
 listen: 127.0.0.1:{port}
 max_payload: 8MB
-jetstream {{ store_dir: "{data}", max_file_store: 64GB, sync_interval: always }}
+jetstream {{
+  store_dir: "{data}", max_file_store: 64GB, sync_interval: always
+  max_buffered_size: 2GB, max_buffered_msgs: 100000
+}}
 """
 
 
@@ -38,7 +43,9 @@ class Nats:
     """One stream with file storage, one durable pull consumer."""
 
     name = "NATS JetStream"
-    configuration = "file storage, sync_interval: always, async publish, pull consumer"
+    configuration = (
+        "file storage, sync_interval: always, async publish, pull consumer, room for 2 GB unstored"
+    )
 
     def available(self) -> bool:
         return _program() is not None and importlib.util.find_spec("nats") is not None
