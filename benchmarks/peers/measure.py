@@ -62,15 +62,14 @@ def run_once(peer: Peer, size: int, producers: int, nbytes: int, root: Path) -> 
             worker.join(JOIN_SECONDS)
             if worker.exitcode:
                 raise RuntimeError(f"a process of {peer.name} ended with {worker.exitcode}")
-        rows, seconds, ended = answers.get()
+        rows, p50, p99, ended = answers.get()
         elapsed = ended - began
         payload = total * telemetry(size).nbytes
-        ordered = sorted(seconds)
         return Figures(
             mb_per_s=payload / elapsed / 1e6,
             rows_per_s=rows / elapsed,
-            p50_ms=ordered[len(ordered) // 2] * 1e3,
-            p99_ms=ordered[len(ordered) * 99 // 100] * 1e3,
+            p50_ms=p50 * 1e3,
+            p99_ms=p99 * 1e3,
             disk_mb=_on_disk(server.data) / 1e6,
             written_mb=(_written(server) - written) / 1e6,
             cpu_s_per_gb=(_cpu(server) - cpu) / payload * 1e9,
@@ -86,7 +85,11 @@ def _produce(peer: Peer, port: int, size: int, count: int, ready: Any) -> None:
 def _consume(peer: Peer, port: int, count: int, ready: Any, answers: Any) -> None:
     ready.wait(JOIN_SECONDS)
     rows, seconds = peer.consume(port, count)
-    answers.put((rows, seconds, time.monotonic()))
+    ended = time.monotonic()
+    ordered = sorted(seconds)
+    # A few numbers: more than a pipe holds would wait for somebody who waits for this process.
+    p50, p99 = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
+    answers.put((rows, p50, p99, ended))
 
 
 def _cpu(server: Running) -> float:
