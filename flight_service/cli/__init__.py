@@ -21,4 +21,4 @@ frame.py       connection options, errors, times and refs as people type them
 """
 
 # First of all: it loads our commands, which in turn need its frame to be there.
-import quiver.cli  # noqa: F401
+import quiver.cli  # noqa: F401  # for what it does, not for a name

@@ -130,6 +130,7 @@ def asks(command: Callable[Concatenate[Client, P], int]) -> Callable[..., None]:
             return said(lambda: command(client, *args, **kwargs))
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
+    # What typer reads the options from; mypy knows no such attribute of a function.
     run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in [*own, *added]}
     return told(run)

@@ -238,6 +238,7 @@ class Message:
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
+        # Made a dataclass in the line above, which mypy does not follow.
         cls._table = {
             field.name: FieldInfo(
                 field.name,

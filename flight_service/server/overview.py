@@ -89,7 +89,7 @@ class ServerOverview:
 
 def stream_status(stream: Stream) -> dict[str, Any]:
     """One open stream, for JSON."""
-    status = stream.store.status().as_dict()
+    status: dict[str, Any] = stream.store.status().as_dict()
     status.pop("where")
     desks = stream.desks()
     subscribers = {
@@ -97,7 +97,7 @@ def stream_status(stream: Stream) -> dict[str, Any]:
             **one,
             "delivery": desks[one["name"]].status() if one["name"] in desks else None,
         }
-        for one in status["subscribers"]  # type: ignore[attr-defined]
+        for one in status["subscribers"]
     }
     return {
         **status,

@@ -92,6 +92,7 @@ class Commands(TyperGroup):
         try:
             code = run()
         except _UsageError as error:
+            # Found through typer, which has its own copy of click, by no type of its own.
             error.show()  # type: ignore[attr-defined]
             sys.exit(FAILED)
         except typer.Abort:

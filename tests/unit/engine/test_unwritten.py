@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from quiver import BundleRef
 from quiver.errors import BundleGone, IoFault
 from quiver.metrics import SEGMENT_FINALIZED, SEGMENT_UNWRITTEN
 from quiver.sealing import HOLD_SECONDS, Sealing
@@ -20,15 +19,20 @@ def unwritten(world: World) -> float:
     return world.store.metrics.counter(SEGMENT_UNWRITTEN).value
 
 
-def put(world: World, *numbers: int) -> list[BundleRef]:
-    return [world.store.put({"Logs": batch(n)}).wait().ref for n in numbers]
+def begun(world: World, name: str) -> None:
+    """A subscriber that has finished the first bundle of a segment."""
+    sub = world.store.subscribe(name)
+    world.put_durable(1)
+    bundle = sub.next_bundle()
+    assert bundle is not None
+    bundle.ack()
 
 
 def test_what_all_have_finished_gets_no_file(world: World) -> None:
     """Scenario: a subscriber has acked everything before the segment is closed.
     Guarantee: nothing is written, and all that is left of it is that its number is used."""
     world.store.subscribe("a")
-    refs = put(world, 1, 2)
+    refs = world.put_durable(1, 2)
     world.drain("a")
     world.store.flush()
     assert world.files("segments/0") == []
@@ -38,7 +42,7 @@ def test_what_all_have_finished_gets_no_file(world: World) -> None:
         world.store.read(refs[0])
     world.restart()
     assert world.drain("a") == []
-    assert put(world, 3)[0].segment_seq > refs[0].segment_seq
+    assert world.put_durable(3)[0].segment_seq > refs[0].segment_seq
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -46,10 +50,10 @@ def test_it_does_not_come_back(world: World, clean: bool) -> None:
     """Scenario: let go, then the process ends, cleanly or not. Guarantee: nobody is given
     any of it again, and what came later is there."""
     world.store.subscribe("a")
-    put(world, 1)
+    world.put_durable(1)
     world.drain("a")
     world.store.flush()
-    put(world, 2)
+    world.put_durable(2)
     if clean:
         world.restart()
     else:
@@ -61,9 +65,9 @@ def test_it_does_not_come_back_behind_one_that_is_kept(world: World) -> None:
     """Scenario: segment 0 has an open bundle, segment 1 is finished and let go; then a crash
     while the log still has it. Guarantee: only the open bundle is given out."""
     sub = world.store.subscribe("a")
-    put(world, 1)
+    world.put_durable(1)
     world.store.flush()
-    put(world, 2)
+    world.put_durable(2)
     first, second = sub.next_bundle(), sub.next_bundle()
     assert first is not None
     assert second is not None
@@ -80,7 +84,7 @@ def test_one_bundle_that_is_wanted_keeps_all(world: World) -> None:
     is written, and that one gets its bundle after a crash."""
     world.store.subscribe("a")
     world.store.subscribe("b")
-    put(world, 1)
+    world.put_durable(1)
     world.drain("a")
     world.store.flush()
     assert unwritten(world) == 0
@@ -101,7 +105,7 @@ def test_what_retention_keeps_is_written(keep: dict[str, Any]) -> None:
     """Scenario: finished data is to be kept for going back. Guarantee: it gets its file."""
     world = World(retention=keep)
     world.store.subscribe("a")
-    put(world, 1)
+    world.put_durable(1)
     world.drain("a")
     world.store.flush()
     assert unwritten(world) == 0
@@ -111,7 +115,7 @@ def test_what_retention_keeps_is_written(keep: dict[str, Any]) -> None:
 def test_without_subscribers_all_is_written(world: World) -> None:
     """Scenario: nobody has subscribed yet. Guarantee: the segment is written for whoever
     will."""
-    put(world, 1)
+    world.put_durable(1)
     world.store.flush()
     assert unwritten(world) == 0
     assert world.drain("late") == [1]
@@ -136,7 +140,7 @@ def test_a_full_disk_is_freed_without_room_for_a_segment() -> None:
     lets them go, though there is no room to write a segment."""
     world = World(reserve=4096)
     world.store.subscribe("a")
-    put(world, *range(40))
+    world.put_durable(*range(40))
     world.drain("a")
     world.store.flush_progress()
     world.raw.capacity = world.raw.used
@@ -150,7 +154,7 @@ def test_a_full_disk_is_freed_without_room_for_a_segment() -> None:
 
 def closed(world: World, *numbers: int) -> Sealing:
     """A closed segment with these bundles, in the hands of nobody."""
-    put(world, *numbers)
+    world.put_durable(*numbers)
     with world.store._lock:
         world.store._tail.close(Trigger.SIZE)
     return world.store._upkeep.sealing
@@ -159,11 +163,7 @@ def closed(world: World, *numbers: int) -> Sealing:
 def test_it_waits_for_those_who_keep_up(world: World) -> None:
     """Scenario: a subscriber is in the middle of a closed segment. Guarantee: it isn't written
     yet; it is its turn as soon as the subscriber has finished, and then gets no file."""
-    sub = world.store.subscribe("a")
-    put(world, 1)
-    bundle = sub.next_bundle()
-    assert bundle is not None
-    bundle.ack()
+    begun(world, "a")
     sealing = closed(world, 2)
     assert not sealing.is_ready()
     assert sealing.try_all(patient=True) == (0, None)
@@ -175,11 +175,7 @@ def test_it_waits_for_those_who_keep_up(world: World) -> None:
 
 def test_it_does_not_wait_for_ever(world: World) -> None:
     """Scenario: the subscriber stops in the middle. Guarantee: after a moment it is written."""
-    sub = world.store.subscribe("a")
-    put(world, 1)
-    bundle = sub.next_bundle()
-    assert bundle is not None
-    bundle.ack()
+    begun(world, "a")
     sealing = closed(world, 2)
     assert not sealing.is_ready()
     world.clock.advance(HOLD_SECONDS)
@@ -200,17 +196,13 @@ def test_it_does_not_wait_where_that_is_no_use(world: World) -> None:
 def test_it_does_not_wait_when_room_is_needed(world: World) -> None:
     """Scenario: a second segment is closed; or a put is refused for want of room. Guarantee:
     nothing is left in memory for later."""
-    sub = world.store.subscribe("a")
-    put(world, 1)
-    bundle = sub.next_bundle()
-    assert bundle is not None
-    bundle.ack()
+    begun(world, "a")
     sealing = closed(world, 2)
     assert not sealing.is_ready()
     sealing.hurry()
     assert sealing.is_ready()
     sealing.try_all(patient=True)
-    put(world, 3)
+    world.put_durable(3)
     world.drain("a")
     sealing = closed(world, 4)
     assert not sealing.is_ready()
@@ -222,7 +214,7 @@ def test_a_failed_try_changes_nothing(world: World) -> None:
     """Scenario: the floor can't be written when a finished segment is let go. Guarantee: the
     error is told, the segment is still there, and the next try succeeds."""
     world.store.subscribe("a")
-    put(world, 1)
+    world.put_durable(1)
     world.drain("a")
     world.store.flush_progress()
     world.faulty.arm(Fault(0, error=errno.EIO, ops=frozenset({"rename"})))
