@@ -280,8 +280,9 @@ class PutCall:
     def _send(self) -> None:
         pacing = Pacing(time.sleep)
         while (first := self._first()) is not None:
-            pacing.pause(self._answers.__len__)
-            self._settle(first)
+            if self._is_open(first):
+                pacing.pause(self._answers.__len__)
+                self._settle(first)
             receipts = self._finished()
             if not self._client_gone:
                 try:
@@ -299,11 +300,14 @@ class PutCall:
                 self._sender_sleeps = False
         return self._answers[0] if self._answers else None
 
+    def _is_open(self, answer: _Answer) -> bool:
+        """Whether the answer still depends on the disk."""
+        return self._awaited and answer.receipt is not None and not answer.receipt.done
+
     def _settle(self, answer: _Answer) -> None:
         """Wait until the answer is known; with nobody to tell, there is no hurry either."""
         receipt = answer.receipt
-        if receipt is None or self._command.durability == ACCEPTED or receipt.done:
-            return
+        assert receipt is not None
         try:
             receipt.wait()
         except QuiverError:
