@@ -11,6 +11,7 @@ don't allow for it.
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import sys
@@ -39,7 +40,7 @@ def build_all() -> str:
     """Both images, under one tag; the tag.  Safe to call from several processes."""
     with open(Path(tempfile.gettempdir()) / "quiver-integration-images.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        base = _base()
+        base = base_image()
         tag = TEST_TAG + _digest([*INPUTS[SERVICE], *INPUTS[SPARK]], base)
         for name, inputs in INPUTS.items():
             content = f"{name}:{TEST_TAG}c-{_digest(inputs, base)}"
@@ -71,16 +72,22 @@ def build_next(tag: str) -> str:
     return next_tag(tag)
 
 
-def _base() -> str:
+@functools.cache
+def base_image() -> str:
+    """What the images are built on: the usual one, or where there is no registry our own."""
     said = run([str(REPOSITORY / "docker" / "base.sh")], seconds=BASE_SECONDS).stdout
     return said.strip().splitlines()[-1]
 
 
+def build_arguments(base: str) -> list[str]:
+    """What a build needs to know of this machine."""
+    passed_on = [f"--build-arg={one}" for one in PASSED_ON if os.environ.get(one)]
+    return [f"--build-arg=BASE_IMAGE={base}", *passed_on]
+
+
 def _build(name: str, tag: str, base: str) -> None:
-    arguments = [f"--build-arg=BASE_IMAGE={base}"]
-    arguments += [f"--build-arg={one}" for one in PASSED_ON if os.environ.get(one)]
     target = name.removeprefix("quiver-")
-    words = ("build", *arguments, "--target", target, "--tag", tag, str(REPOSITORY))
+    words = ("build", *build_arguments(base), "--target", target, "--tag", tag, str(REPOSITORY))
     docker(*words, seconds=BUILD_SECONDS)
 
 

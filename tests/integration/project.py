@@ -138,6 +138,8 @@ class Project:
             # Both workers are there before the first task, or one might do all the work.
             "spark.scheduler.minRegisteredResourcesRatio=1.0",
             *("spark.scheduler.maxRegisteredResourcesWaitingTime=120s", "spark.ui.enabled=false"),
+            # Rows go on as they are made, or all puts of a task come together at its end.
+            "spark.buffer.size=4096",
             *conf,
         ]
         mounts = [f"--volume={REPOSITORY / here}:{there}:ro" for here, there in DRIVER.items()]

@@ -54,7 +54,9 @@ def script(http_port: int) -> str:
 def test_the_page_runs_as_it_stands(make_project: MakeProject, tmp_path: Path) -> None:
     """Scenario: a reader types docs/compose.md from top to bottom. Guarantee: the pipeline
     starts, every command does what it says, the pipeline goes on after the server was
-    killed, and nothing is left behind."""
+    killed, and nothing is left behind.
+
+    Seen to fail: a service of another name in one command."""
     project = make_project()
     environment = {
         **os.environ,

@@ -51,7 +51,9 @@ def secured(make_project: MakeProject, tmp_path: Path) -> Project:
 def test_only_who_has_a_token_gets_anything(secured: Project, tmp_path: Path) -> None:
     """Scenario: containers with the right token, without one, with a wrong one, without TLS,
     with a token for something else, and one that doesn't trust the server. Guarantee: the
-    first put and receive; the others get nothing but a refusal that says why."""
+    first put and receive; the others get nothing but a refusal that says why.
+
+    Seen to fail: a caller without a token is anybody."""
     trust = ("--volume", f"{tmp_path / 'keys'}:/keys:ro", "--env", "QUIVER_CA=/keys/ca.pem")
     producing = (*trust, "--env", f"QUIVER_TOKEN={TOKENS['producer']}")
     consuming = (*trust, "--env", f"QUIVER_TOKEN={TOKENS['consumer']}")

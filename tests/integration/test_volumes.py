@@ -30,7 +30,9 @@ def test_a_full_volume_refuses_with_its_reason_and_recovers(make_project: MakePr
     """Scenario: something else fills the volume, then goes away. Guarantee: puts are refused
     with `storage_full`, retryable; the server is degraded, says so, and stays up; what was
     answered durable is still delivered and finished; once there is room, puts are taken
-    again without a restart, and nothing is lost or doubled."""
+    again without a restart, and nothing is lost or doubled.
+
+    Seen to fail: a full disk poisons the store."""
     project = make_project(
         settings=SMALL, overlay={"volumes": {"data": {"driver_opts": TMPFS}}, "services": {}}
     )
@@ -79,7 +81,9 @@ def test_a_new_release_takes_over_the_volume_under_load(
 ) -> None:
     """Scenario: the image's tag is changed and compose replaces the container, while a
     producer puts and a subscriber takes. Guarantee: the new release serves the same volume;
-    both go on without being told; everything is there once."""
+    both go on without being told; everything is there once.
+
+    Seen to fail: clients give up while the server is away."""
     following = build_next(tag)
     project = make_project()
     project.up("quiver")
@@ -105,7 +109,9 @@ def test_a_new_release_takes_over_the_volume_under_load(
 def test_a_second_server_on_the_volume_is_refused(make_project: MakeProject) -> None:
     """Scenario: another container with the same volume, twice the replicas by mistake.
     Guarantee: it ends at once and names who has the volume; the first one doesn't notice;
-    once that is gone, even killed, another one may have it."""
+    once that is gone, even killed, another one may have it.
+
+    Seen to fail: no `flock` on the root."""
     project = make_project()
     project.up("quiver")
     first = project.container("quiver")

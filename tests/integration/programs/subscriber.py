@@ -26,6 +26,11 @@ def text(bundle: Delivered) -> str:
     return f"{bundle.ref[0]}.{bundle.ref[1]}"
 
 
+def age(bundle: Delivered) -> float:
+    """Seconds since the server took it: containers of one machine have one clock."""
+    return round(time.time() - (bundle.info.ingestion_ts_ns or 0) / 1e9, 4)
+
+
 def finish(feed: Subscription, held: list[Delivered]) -> None:
     """Ack them, and write that down only once the server has it on disk."""
     for bundle in held:
@@ -46,7 +51,8 @@ def take(feed: Subscription, given: argparse.Namespace, stop: threading.Event) -
         if bundle is not None:
             count += 1
             rows = sum(batch.num_rows for _, batch in bundle.items())
-            say(got=bundle.key, ref=text(bundle), rows=rows, delivery=bundle.info.delivery)
+            delivery = bundle.info.delivery
+            say(got=bundle.key, ref=text(bundle), rows=rows, delivery=delivery, age=age(bundle))
             held.append(bundle)
             stop.wait(given.pace)
         if len(held) >= given.hold or time.monotonic() - flushed >= FLUSH_SECONDS:
