@@ -163,10 +163,9 @@ def check_key(key: object, limits: LimitsConfig) -> None:
     """An idempotency key: a non-empty string within its limit."""
     if not isinstance(key, str) or not key:
         raise InvalidBundle("an idempotency key is a non-empty string.")
-    size = len(key.encode("utf-8", "surrogatepass"))
+    size = _utf8_size(key, "an idempotency key")
     if size > limits.max_key_bytes:
         raise LimitExceeded("idempotency key bytes", size, limits.max_key_bytes)
-    _check_text(key, "an idempotency key")
 
 
 def check_attributes(attributes: object, limits: LimitsConfig) -> dict[str, str]:
@@ -177,16 +176,14 @@ def check_attributes(attributes: object, limits: LimitsConfig) -> dict[str, str]
     for name, value in attributes.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidBundle("attributes are a mapping of string to string.")
-        _check_text(name, "an attribute name")
-        _check_text(value, "an attribute")
-        size += len(name.encode()) + len(value.encode())
+        size += _utf8_size(name, "an attribute name") + _utf8_size(value, "an attribute")
     if size > limits.max_attributes_bytes:
         raise LimitExceeded("attribute bytes", size, limits.max_attributes_bytes)
     return dict(attributes)
 
 
-def _check_text(text: str, what: str) -> None:
+def _utf8_size(text: str, what: str) -> int:
     try:
-        text.encode()
+        return len(text.encode())
     except UnicodeEncodeError:
         raise InvalidBundle(f"{what} is not valid Unicode text.") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple, TypeAlias, cast
 
 import blake3
 import pyarrow as pa
@@ -33,6 +33,10 @@ from quiver.format.wal_entry import NO_EXTRAS, BundleExtras, PreparedBody, prepa
 from quiver.ids import MAX_SLOTS, slot_name
 
 CONTENT_HASH_SIZE: Final = 32
+
+
+_Checked: TypeAlias = tuple[EncodedBatch, pa.RecordBatch | None]
+"""A batch that is sound, and the rows it was made from if it came as rows."""
 
 
 class Prepared(NamedTuple):
@@ -75,7 +79,7 @@ class Preparation:
         event_time: tuple[int, int] | None = None,
     ) -> Prepared:
         """Check and encode a bundle of record batches."""
-        batches: dict[str | int, tuple[EncodedBatch, pa.RecordBatch]] = {}
+        batches: dict[str | int, _Checked] = {}
         level = self._config.validation
         for slot, batch in check_slots(slots).items():
             schema = self._schema_of(slot, batch)
@@ -95,14 +99,14 @@ class Preparation:
     ) -> Prepared:
         """Check a bundle whose slots are IPC streams already: they are kept as they came."""
         check_slots(slots)
-        batches: dict[str | int, tuple[EncodedBatch, pa.RecordBatch]] = {}
+        batches: dict[str | int, _Checked] = {}
         for slot, data in slots.items():
-            encoded = parse_stream(data, max_bytes=self._limits.max_bundle)
-            if encoded.schema is not self._schemas.get(slot):
+            known = self._schemas.get(slot)
+            encoded = parse_stream(data, max_bytes=self._limits.max_bundle, known=known)
+            if encoded.schema is not known:
                 self._take_schema(slot, encoded.schema)
-            batch = encoded.decode()
-            validate(slot, batch, self._config.validation)
-            batches[slot] = (encoded, batch)
+            validate(slot, encoded.decode(to_check=True), self._config.validation)
+            batches[slot] = (encoded, None)
         return self._prepared(batches, fingerprints, key, attributes, content_hash, event_time)
 
     def _schema_of(self, slot: str | int, batch: object) -> SchemaMessage:
@@ -128,7 +132,7 @@ class Preparation:
 
     def _prepared(
         self,
-        batches: Mapping[str | int, tuple[EncodedBatch, pa.RecordBatch]],
+        batches: Mapping[str | int, _Checked],
         fingerprints: BySlot[bytes] | None,
         key: str | None,
         attributes: Mapping[str, str] | None,
@@ -164,9 +168,7 @@ class Preparation:
         body = prepare_bundle(slots)
         return Prepared(slots, body, extras, ext, rows, nbytes, body.entry_size(ext))
 
-    def _check_sizes(
-        self, batches: Mapping[str | int, tuple[EncodedBatch, pa.RecordBatch]]
-    ) -> tuple[int, int]:
+    def _check_sizes(self, batches: Mapping[str | int, _Checked]) -> tuple[int, int]:
         """Bytes and rows of a bundle that keeps within the limits."""
         limits = self._limits
         nbytes = rows = 0
@@ -179,14 +181,12 @@ class Preparation:
             )
         return nbytes, rows
 
-    def _event_time(
-        self, batches: Mapping[int, tuple[EncodedBatch, pa.RecordBatch]]
-    ) -> tuple[int, int] | None:
+    def _event_time(self, batches: Mapping[int, _Checked]) -> tuple[int, int] | None:
         declared = self._declared
         columns = {self.slots.find(name): column for name, column in declared.items()}
         return merge_ranges(
-            event_range(batch, columns[slot])
-            for slot, (_, batch) in batches.items()
+            event_range(encoded.decode() if batch is None else batch, columns[slot])
+            for slot, (encoded, batch) in batches.items()
             if slot in columns
         )
 

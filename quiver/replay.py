@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from quiver.errors import WalCorrupt
 from quiver.format.commit import Commit
-from quiver.format.ipc import parse_known
+from quiver.format.ipc import MAX_KNOWN, parse_stream
 from quiver.format.record import BundleMeta, EncodedSlot
 from quiver.format.schema import SchemaMessage
 from quiver.format.state import KeyRecord
@@ -34,8 +34,9 @@ def encoded_slots(
     if len(blocks) > 1:
         blocks = tuple(sorted(blocks, key=lambda block: block.slot))
     found: list[EncodedSlot] = []
-    for slot, fingerprint, rows, payload in blocks:
-        batch = parse_known(payload, None if known is None else known.get(slot), rows)
+    for slot, fingerprint, _, payload in blocks:
+        expected = None if known is None else known.get(slot)
+        batch = parse_stream(payload, max_bytes=MAX_KNOWN, known=expected)
         if known is not None:
             known[slot] = batch.schema
         found.append(EncodedSlot(slot, fingerprint, batch))

@@ -32,6 +32,8 @@ class KeyWindow:
         self._max_count = max_count
         self._max_age_ns = max_age_ns
         self._records: OrderedDict[str, KeyRecord] = OrderedDict()
+        self._none_before = 0
+        """No record is older: so most of the time nobody has to look for those that are."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -54,7 +56,10 @@ class KeyWindow:
         records = self._records
         records.pop(record.key, None)
         records[record.key] = record
-        drop_oldest(records, self._max_count, record.ts_ns - self._max_age_ns)
+        oldest_ts = record.ts_ns - self._max_age_ns
+        if len(records) > self._max_count or self._none_before < oldest_ts:
+            drop_oldest(records, self._max_count, oldest_ts)
+            self._none_before = next(iter(records.values())).ts_ns if records else 0
 
     def extend(self, records: Iterable[KeyRecord]) -> None:
         """Remember many, oldest first."""

@@ -78,7 +78,9 @@ class EncodedBatch:
         self._digest: bytes | None = None
 
     def buffers(self) -> list[bytes | pa.Buffer]:
-        """The IPC stream in pieces, so that it is written without being joined."""
+        """The IPC stream in pieces, so that it is written without being joined; or in one."""
+        if self._stream is not None:
+            return [self._stream]
         if self.dictionaries.size:
             return [self.schema.message, self.dictionaries, self.batch, END_OF_STREAM]
         return [self.schema.message, self.batch, END_OF_STREAM]
@@ -97,13 +99,18 @@ class EncodedBatch:
             self._digest = blake3(self.dictionaries).digest() if self.dictionaries.size else b""
         return self._digest
 
-    def decode(self) -> pa.RecordBatch:
-        """The batch, over the memory it lies in; copied once if that is not aligned."""
+    def decode(self, *, to_check: bool = False) -> pa.RecordBatch:
+        """The batch, over the memory it lies in; copied once if that is not aligned.
+
+        ``to_check``: never copied.  That will do to have it validated, as Flight's own
+        readers do, and is not for others' hands: not every program can bear it.
+        """
+        align = _as_it_is if to_check else _aligned
         try:
             if self.schema.has_dictionaries:
-                with pa.ipc.open_stream(_aligned(self._whole_stream())) as reader:
+                with pa.ipc.open_stream(align(self._whole_stream())) as reader:
                     return reader.read_next_batch()
-            return pa.ipc.read_record_batch(_aligned(self.batch), self.schema.schema)
+            return pa.ipc.read_record_batch(align(self.batch), self.schema.schema)
         except (*_ARROW_ERRORS, StopIteration) as error:
             raise InvalidBundle(f"a batch can't be decoded: {error}") from None
 
@@ -139,16 +146,21 @@ def encode_batch(batch: pa.RecordBatch, schema: SchemaMessage | None = None) -> 
     return _Stream(sink.getvalue()).encoded()
 
 
-def parse_stream(data: bytes | memoryview | pa.Buffer, *, max_bytes: int) -> EncodedBatch:
+def parse_stream(
+    data: bytes | memoryview | pa.Buffer, *, max_bytes: int, known: SchemaMessage | None = None
+) -> EncodedBatch:
     """Take an IPC stream with exactly one record batch, as a producer or the log has it.
 
     Only structure and declared sizes are looked at, so this is cheap and safe on hostile
     input; arrays are checked by whoever decodes.  Streams that couldn't stand in a file
-    as they are get encoded anew.
+    as they are get encoded anew.  ``known`` is the schema that it most likely has.
     """
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     if buffer.size > max_bytes:
         raise LimitExceeded("bytes in a slot", buffer.size, max_bytes)
+    usual = None if known is None else _parse_usual(buffer, known)
+    if usual is not None:
+        return usual
     try:
         stream = _Stream(buffer)
         inflated = stream.inflated_size()
@@ -162,19 +174,18 @@ def parse_stream(data: bytes | memoryview | pa.Buffer, *, max_bytes: int) -> Enc
         raise InvalidBundle(f"not an Arrow IPC stream with one batch: {error}.") from None
 
 
-def parse_known(data: memoryview, known: SchemaMessage | None, rows: int) -> EncodedBatch:
-    """A stream out of the log, whose schema is most likely that of the one before.
-
-    It was taken apart when it was put, and its checksum has been looked at since; so it is
-    enough that it has the pieces it should have.  Anything else goes the long way.
-    """
-    if known is not None and not known.has_dictionaries:
-        start, end = len(known.message), len(data) - _EOS_SIZE
-        if bytes(data[:start]) == known.message and bytes(data[end:]) == END_OF_STREAM:
-            batch = data[start:end]
-            if msg.is_usual_batch(batch, rows):
-                return EncodedBatch(known, pa.py_buffer(batch), rows)
-    return parse_stream(data, max_bytes=MAX_KNOWN)
+def _parse_usual(data: pa.Buffer, known: SchemaMessage) -> EncodedBatch | None:
+    """The same for a stream of known schema, laid out as Arrow does; ``None`` if it isn't."""
+    start, end = len(known.message), data.size - _EOS_SIZE
+    if known.has_dictionaries or not known.portable or end <= start:
+        return None
+    view = memoryview(data).cast("B")
+    if bytes(view[:start]) != known.message or bytes(view[end:]) != END_OF_STREAM:
+        return None
+    rows = msg.usual_rows(view[start:end])
+    if rows is None or rows > MAX_ROWS:
+        return None
+    return EncodedBatch(known, data.slice(start, end - start), rows, stream=data)
 
 
 def project(batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
@@ -231,10 +242,11 @@ class _Stream:
     def encoded(self) -> EncodedBatch:
         data, start = self._data, self._batch.start
         batch = data.slice(start, self._batch.end - start)
-        if not self._dictionaries:
-            return EncodedBatch(self._schema, batch, self.rows)
-        dictionaries = data.slice(self._schema_end, start - self._schema_end)
-        return EncodedBatch(self._schema, batch, self.rows, dictionaries, data)
+        whole = data if data.size - self._batch.end == _EOS_SIZE else None
+        dictionaries = _EMPTY
+        if self._dictionaries:
+            dictionaries = data.slice(self._schema_end, start - self._schema_end)
+        return EncodedBatch(self._schema, batch, self.rows, dictionaries, whole)
 
     def inflated_size(self) -> int:
         """Memory that decoding takes; raises if a buffer lies outside of its message."""
@@ -256,6 +268,10 @@ class _Stream:
 def fits_a_file(part: msg.Message) -> bool:
     """Whether a message can stand in a stream or file that everybody reads."""
     return part.portable and msg.codec_of(msg.batch_table(part)) != msg.CODEC_LZ4
+
+
+def _as_it_is(data: pa.Buffer) -> pa.Buffer:
+    return data
 
 
 def _aligned(data: pa.Buffer) -> pa.Buffer:

@@ -33,9 +33,12 @@ STORED_RAW: Final = -1
 _PREFIX = Struct("<Ii")
 _U32 = Struct("<I")
 _I32 = Struct("<i")
+_U16 = Struct("<H")
 _I16 = Struct("<h")
 _MESSAGE_FIELDS = Struct("<H2x4H")
-_BATCH_FIELDS = Struct("<H2xH")
+_BATCH_FIELDS = Struct("<H2xH2xH")
+_COMPRESSION: Final = 10
+"""Where a batch's table of fields has that of its compression, if it is so long."""
 _BUFFER = Struct("<qq")
 _SIZE = Struct("<q")
 
@@ -99,39 +102,50 @@ def expect(found: Message | None, kind: int) -> Message:
     return found
 
 
-def is_usual_batch(data: memoryview, rows: int) -> bool:
-    """Whether this is one record batch message of so many rows, and nothing else.
+def usual_rows(data: memoryview) -> int | None:
+    """The rows of one record batch message, if this is one and nothing else, laid out as usual.
 
-    ``False`` may also mean that it is laid out in an unusual way: :func:`read_message` knows
-    them all, and takes four times as long, which counts where a whole log is read.
+    ``None`` may also mean that it is laid out, or compressed, in some other way:
+    :func:`read_message` and :func:`inflated_size` know them all, and take several times as
+    long, which counts for every bundle that comes in and where a whole log is read.
     """
     try:
         marker, length = _PREFIX.unpack_from(data)
         metadata = bytes(data[PREFIX_SIZE : PREFIX_SIZE + length])
         if marker != CONTINUATION or len(metadata) != length:
-            return False
+            return None
         (at,) = _U32.unpack_from(metadata)
         fields = at - _I32.unpack_from(metadata, at)[0]
         size, version, kind, header, body = _MESSAGE_FIELDS.unpack_from(metadata, fields)
         if fields < 0 or not _MESSAGE_FIELDS.size <= size <= length - fields:
-            return False
+            return None
         batch = at + header + _U32.unpack_from(metadata, at + header)[0]
         batch_fields = batch - _I32.unpack_from(metadata, batch)[0]
-        size, count = _BATCH_FIELDS.unpack_from(metadata, batch_fields)
+        size, count, buffers = _BATCH_FIELDS.unpack_from(metadata, batch_fields)
         if batch_fields < 0 or not _BATCH_FIELDS.size <= size <= length - batch_fields:
-            return False
-        if not (version and kind and header and body and count):  # absent: the default holds
-            return False
-        body_size: int = _SIZE.unpack_from(metadata, at + body)[0]
-        row_count: int = _SIZE.unpack_from(metadata, batch + count)[0]
-        return (
-            metadata[at + kind] == RECORD_BATCH
-            and _I16.unpack_from(metadata, at + version)[0] == VERSION_5
-            and body_size == len(data) - PREFIX_SIZE - length
-            and row_count == rows
-        )
+            return None
+        if size > _COMPRESSION and _U16.unpack_from(metadata, batch_fields + _COMPRESSION)[0]:
+            return None
+        if not (version and kind and header and body and count and buffers):
+            return None  # absent: the default holds
+        (body_size,) = _SIZE.unpack_from(metadata, at + body)
+        start = batch + buffers + _U32.unpack_from(metadata, batch + buffers)[0] + 4
+        end = start + _BUFFER.size * _U32.unpack_from(metadata, start - 4)[0]
+        if (
+            metadata[at + kind] != RECORD_BATCH
+            or _I16.unpack_from(metadata, at + version)[0] != VERSION_5
+            or body_size != len(data) - PREFIX_SIZE - length
+            or (length % ALIGNMENT or body_size % ALIGNMENT)
+            or end > length
+        ):
+            return None
+        for offset, size in _BUFFER.iter_unpack(metadata[start:end]):
+            if offset < 0 or size < 0 or offset + size > body_size:
+                return None
+        rows: int = _SIZE.unpack_from(metadata, batch + count)[0]
+        return rows if rows >= 0 else None
     except (struct_error, IndexError):
-        return False
+        return None
 
 
 def batch_table(message: Message) -> Table:

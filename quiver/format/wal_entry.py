@@ -113,13 +113,15 @@ class BundleExtras(NamedTuple):
 NO_EXTRAS: Final = BundleExtras()
 
 
+_to_json: Final = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
+
+
 def _tagged(tag: int, data: bytes) -> bytes:
     return _EXT.pack(tag, len(data)) + data
 
 
 def _json(attributes: Mapping[str, str]) -> bytes:
-    text = json.dumps(dict(attributes), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return text.encode()
+    return _to_json(dict(attributes)).encode()
 
 
 class SlotBlock(NamedTuple):
