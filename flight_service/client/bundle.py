@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from flight_service.client.errors import BadRequest, ServerFault
 from flight_service.protocol.get import BundleInfo
 from flight_service.protocol.names import Ref
-from flight_service.protocol.wrapper import SlotStream, unwrap, unwrap_batch
+from flight_service.protocol.wrapper import Row, SlotStream, check_rows, rows_of, unwrap_batch
 
 ACKED = "acked"
 REJECTED = "rejected"
@@ -22,14 +22,14 @@ CLAIMED = "claimed"
 class Bundle(Mapping[str, pa.RecordBatch]):
     """``bundle["Logs"]``: batches are decoded when asked for, once, without a copy."""
 
-    def __init__(self, info: BundleInfo, wrapped: pa.RecordBatch) -> None:
-        if wrapped.num_rows != len(info.slots):
+    def __init__(self, info: BundleInfo, rows: Sequence[Row]) -> None:
+        if len(rows) != len(info.slots):
             raise ServerFault(
                 "internal",
-                f"bundle {info.ref} has {wrapped.num_rows} slots and {len(info.slots)} names.",
+                f"bundle {info.ref} has {len(rows)} slots and {len(info.slots)} names.",
             )
         self.info = info
-        self._wrapped = wrapped
+        self._rows = rows
         self._batches: dict[str, pa.RecordBatch] = {}
 
     @property
@@ -73,13 +73,13 @@ class Bundle(Mapping[str, pa.RecordBatch]):
             row = self.info.slots.index(slot) if slot in self.info.slots else None
             if row is None:
                 raise KeyError(f"no slot {slot!r}; it has {', '.join(self.info.slots) or 'none'}")
-            batch = unwrap_batch(unwrap(self._wrapped.slice(row, 1))[0])
+            batch = unwrap_batch(check_rows(self._rows[row : row + 1])[0])
             self._batches[slot] = batch
         return batch
 
     def streams(self) -> list[SlotStream]:
         """Its slots as they travelled, each an Arrow IPC stream, in the order of the names."""
-        return unwrap(self._wrapped)
+        return check_rows(self._rows)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.info.slots)
@@ -101,6 +101,11 @@ class Bundle(Mapping[str, pa.RecordBatch]):
         return f"<{type(self).__name__} {self.ref} {', '.join(self)}>"
 
 
+def read_bundle(chunk: Any) -> Bundle:
+    """A bundle out of a message in bundle mode."""
+    return Bundle(BundleInfo.decode(chunk.app_metadata.to_pybytes()), rows_of(chunk.data))
+
+
 class Resolver(Protocol):
     """Who takes the outcomes of bundles."""
 
@@ -120,10 +125,10 @@ class Delivered(Bundle):
     inside; so is one that disappears without an outcome.
     """
 
-    def __init__(self, info: BundleInfo, wrapped: pa.RecordBatch, resolver: Resolver) -> None:
+    def __init__(self, info: BundleInfo, rows: Sequence[Row], resolver: Resolver) -> None:
         self.outcome = CLAIMED
         self._resolver = resolver
-        super().__init__(info, wrapped)
+        super().__init__(info, rows)
 
     @property
     def delivery(self) -> int:

@@ -7,14 +7,26 @@ last read, and never while somebody is inside ``send``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import pyarrow as pa
 
 from flight_service.client.connection import Connection
-from flight_service.client.errors import ClientError, typed
-from flight_service.protocol.exchange import ClientMessage, ServerMessage, SubscribeCommand
+from flight_service.client.errors import ClientError, ServerFault, typed
+from flight_service.protocol.exchange import (
+    BundleInfos,
+    ClientMessage,
+    ServerMessage,
+    SubscribeCommand,
+)
 from flight_service.protocol.get import BundleInfo
+from flight_service.protocol.names import MAX_SLOTS
+from flight_service.protocol.put import MAX_TOGETHER
+from flight_service.protocol.wrapper import Row, rows_of
+
+Arrived: TypeAlias = tuple[BundleInfo, Sequence[Row]]
+"""What is told about a bundle, and its rows of the wrapper."""
 
 
 class Call:
@@ -27,8 +39,8 @@ class Call:
             command.descriptor(), connection.options()
         )
 
-    def incoming(self) -> Iterator[ServerMessage | tuple[BundleInfo, pa.RecordBatch]]:
-        """What the server sends, until the call ends or breaks."""
+    def incoming(self) -> Iterator[ServerMessage | list[Arrived]]:
+        """What the server sends, until the call ends or breaks: its words, or bundles."""
         while True:
             try:
                 chunk = self._reader.read_chunk()
@@ -38,7 +50,7 @@ class Call:
             if chunk.data is None:
                 yield ServerMessage.decode(metadata)
             else:
-                yield BundleInfo.decode(metadata), chunk.data
+                yield _taken_apart(BundleInfos.decode(metadata).bundles, chunk.data)
 
     def send(self, message: ClientMessage) -> bool:
         """Whether it could be sent; if not, the reading side finds out why."""
@@ -74,3 +86,19 @@ class Call:
             except Exception as error:
                 return typed(error)
         return None
+
+
+def _taken_apart(infos: Sequence[BundleInfo], batch: pa.RecordBatch) -> list[Arrived]:
+    """Bundles that came together, each with its own rows."""
+    rows = rows_of(batch, MAX_SLOTS * MAX_TOGETHER)
+    found: list[Arrived] = []
+    start = 0
+    for info in infos:
+        end = start + len(info.slots)
+        found.append((info, rows[start:end]))
+        start = end
+    if start != len(rows):
+        raise ServerFault(
+            "internal", f"bundles with {start} slots came in {len(rows)} rows.", retryable=True
+        )
+    return found

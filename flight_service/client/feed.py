@@ -14,14 +14,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-import pyarrow as pa
-
 from flight_service.client.bundle import ACKED, DEFERRED, Delivered
-from flight_service.client.call import Call
+from flight_service.client.call import Arrived, Call
 from flight_service.client.connection import Connection
 from flight_service.client.errors import ClientError, Closed, Timeout, by_code, lost, typed
 from flight_service.client.outcomes import Group, Outcomes
@@ -30,6 +28,7 @@ from flight_service.protocol.actions import Outcomes as Taken
 from flight_service.protocol.exchange import ClientMessage, ServerMessage, SubscribeCommand
 from flight_service.protocol.get import BundleInfo
 from flight_service.protocol.names import Ref
+from flight_service.protocol.wrapper import Row
 
 LINGER: Final = 0.02
 """How long an outcome waits for company.  If somebody waits for a bundle it goes at once,
@@ -59,7 +58,7 @@ class Feed:
         self._call: Call | None = None
         self._failed: ClientError | None = None
         self._closing = False
-        self._buffer: deque[tuple[BundleInfo, pa.RecordBatch]] = deque()
+        self._buffer: deque[Arrived] = deque()
         self._held: set[Ref] = set()
         self._abandoned: deque[Ref] = deque()
         self._outcomes = Outcomes()
@@ -108,12 +107,12 @@ class Feed:
                 raise self._failed
             return None
 
-    def _hand_out(self, info: BundleInfo, wrapped: pa.RecordBatch) -> Delivered:
+    def _hand_out(self, info: BundleInfo, rows: Sequence[Row]) -> Delivered:
         self._idle = False
         self._held.add(info.ref)
         self._outcomes.handed_out(info.ref)
         self._grant(info)
-        return Delivered(info, wrapped, self)
+        return Delivered(info, rows, self)
 
     def _grant(self, info: BundleInfo) -> None:
         """Room for what was taken: told at once when half of it is used, else by and by."""
@@ -246,21 +245,22 @@ class Feed:
                 return
         self._stopping.wait(wait)
 
-    def _take(self, message: ServerMessage | tuple[BundleInfo, pa.RecordBatch]) -> None:
+    def _take(self, message: ServerMessage | list[Arrived]) -> None:
         self._backoff.reset()
         with self._lock:
             if isinstance(message, ServerMessage):
                 self._note(message)
             else:
-                self._arrive(*message)
+                for info, rows in message:
+                    self._arrive(info, rows)
             self._changed.notify_all()
 
-    def _arrive(self, info: BundleInfo, wrapped: pa.RecordBatch) -> None:
+    def _arrive(self, info: BundleInfo, rows: Sequence[Row]) -> None:
         self._idle = False
         if info.ref in self._held:
             self._grant(info)  # it is in the user's hands: this claim is for that handle
         else:
-            self._buffer.append((info, wrapped))
+            self._buffer.append((info, rows))
 
     def _note(self, message: ServerMessage) -> None:
         if message.type == "ready" and message.lease_ms is not None:

@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from flight_service.client.bundle import Bundle
+from flight_service.client.bundle import Bundle, read_bundle
 from flight_service.client.connection import Connection
 from flight_service.client.errors import ClientError
 from flight_service.client.retry import Backoff, Retry
-from flight_service.protocol.get import BundleInfo, FlightMeta, ReadCommand, Ticket
+from flight_service.protocol.get import FlightMeta, ReadCommand, Ticket
 from flight_service.protocol.names import Ref, write_refs
 from flight_service.protocol.plan import Run
 
@@ -128,7 +128,7 @@ class Parts:
     def _bundle_page(self, info: Any) -> Iterator[tuple[Ref, Bundle]]:
         for endpoint in info.endpoints:
             for chunk in self._connection.get(endpoint.ticket):
-                found = Bundle(BundleInfo.decode(chunk.app_metadata.to_pybytes()), chunk.data)
+                found = read_bundle(chunk)
                 yield found.ref, found
 
     def _still_there(self, page: deque[Ref], on_gone: OnGone) -> deque[Ref]:

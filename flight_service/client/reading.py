@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from flight_service.client.bundle import Bundle
+from flight_service.client.bundle import Bundle, read_bundle
 from flight_service.client.connection import Connection
 from flight_service.client.errors import ClientError
 from flight_service.client.retry import Backoff, Retry
-from flight_service.protocol.get import BundleInfo, FlightMeta, ReadCommand
+from flight_service.protocol.get import FlightMeta, ReadCommand
 from flight_service.protocol.names import Ref
 
 PAGE_BUNDLES: Final = 1_024
@@ -161,4 +161,4 @@ class Reading:
     def _fetch(self, info: Any) -> Iterator[Bundle]:
         for endpoint in info.endpoints:
             for chunk in self._connection.get(endpoint.ticket):
-                yield Bundle(BundleInfo.decode(chunk.app_metadata.to_pybytes()), chunk.data)
+                yield read_bundle(chunk)

@@ -39,7 +39,7 @@ from flight_service.client.outbox import Entry, Outbox
 from flight_service.client.pending import Data, as_batch
 from flight_service.client.retry import Backoff, Retry
 from flight_service.protocol.names import check_name
-from flight_service.protocol.put import REJECTED, RETRY, Envelope, PutCommand, PutReceipt
+from flight_service.protocol.put import REJECTED, RETRY, About, PutCommand, PutReceipt, said_of
 from flight_service.protocol.stage import Abort, Aborted, FinishStage, StageFinished, StageName
 from flight_service.protocol.wrapper import BY_NAME, wrap
 
@@ -129,7 +129,7 @@ class _Call:
                 self._check()
                 if not self._box.can_take:
                     return
-                entry, envelope = self._box.take()
+                (entry,), envelope = self._box.take()
             wrapped = _wrapped(entry.slots)
             try:
                 self._lane.send(wrapped, envelope)
@@ -252,8 +252,8 @@ class StageWriter:
                 "limit_exceeded",
                 f"the bundle has {nbytes:,} bytes, a message holds {MAX_MESSAGE:,}: split it.",
             )
-        envelope = Envelope(attributes=attributes, event_time=event_time)
-        self._part.append(Entry(slots, envelope, nbytes, None))
+        said = said_of(About(attributes=attributes, event_time=event_time))
+        self._part.append(Entry(slots, said, nbytes, None))
         self._nbytes += nbytes
         full = self._nbytes >= self._part_bytes or len(self._part) >= PART_BUNDLES
         self._persist(finish=full)

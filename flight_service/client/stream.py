@@ -56,7 +56,7 @@ from flight_service.protocol.plan import (
     Schemas,
     SchemasRequest,
 )
-from flight_service.protocol.put import PutCommand
+from flight_service.protocol.put import MAX_TOGETHER, PutCommand
 from flight_service.protocol.stage import Abort, Aborted, Begin, Begun, Commit, CommitDone
 
 WINDOW: Final = 256
@@ -133,6 +133,7 @@ class Stream:
         *,
         window: int = WINDOW,
         window_bytes: int = WINDOW_BYTES,
+        together: int = MAX_TOGETHER,
         durability: Durability = "durable",
         retry: Retry | None = None,
         on_reject: Callable[[Rejection], None] | None = None,
@@ -143,7 +144,9 @@ class Stream:
         Leaving the block waits for all receipts.  A server that restarts in the middle
         costs time and nothing else, as long as it comes back before ``retry`` gives up
         (``durability="accepted"`` is the exception: a crash may lose what was only that).
-        With ``slot``, bundles hold that one only, all in the same schema; they cost less.
+        With ``slot``, bundles hold that one only, all in the same schema; large ones cost
+        less so.  Small bundles share messages while others are on the way, up to ``together``
+        of them; 1 sends each in its own, at once.
 
         >>> with telemetry.writer(window=64) as w:
         ...     for number in range(100):
@@ -163,6 +166,7 @@ class Stream:
             ),
             window=window,
             window_bytes=window_bytes,
+            together=together,
             retry=retry or self._retry,
             on_reject=on_reject,
         )
@@ -277,6 +281,7 @@ class Stream:
             credit=prefetch,
             credit_bytes=prefetch_bytes,
             lease_ms=None if lease is None else round(lease * 1000),
+            together=MAX_TOGETHER,
         )
         return Subscription(self._connection, command, follow=follow, retry=retry or self._retry)
 

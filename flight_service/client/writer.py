@@ -11,12 +11,14 @@ the ``with`` block raises :class:`~flight_service.client.errors.Rejected` unless
 ``on_reject`` was given.
 
 A writer for one slot sends each batch as it is, in the call's own schema.  Bundles of several
-slots have to be wrapped into one message first, which copies them twice.
+slots have to be wrapped first, which copies them twice; small ones share a message, if
+others are on the way anyway (see :mod:`~flight_service.client.outbox`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import secrets
 import threading
 import time
@@ -43,7 +45,16 @@ from flight_service.client.outbox import Entry, Outbox
 from flight_service.client.pending import Data, Pending, Receipt, WriterStats, as_batch
 from flight_service.client.retry import Backoff, Retry
 from flight_service.protocol.names import check_name
-from flight_service.protocol.put import DUP, REJECTED, RETRY, Envelope, PutCommand, PutReceipt
+from flight_service.protocol.put import (
+    DUP,
+    MAX_TOGETHER,
+    REJECTED,
+    RETRY,
+    About,
+    PutCommand,
+    PutReceipt,
+    said_of,
+)
 from flight_service.protocol.wrapper import BY_NAME, wrap
 
 MAX_WINDOW: Final = 65_536
@@ -69,11 +80,14 @@ class Writer:
         *,
         window: int,
         window_bytes: int,
+        together: int,
         retry: Retry,
         on_reject: Callable[[Rejection], None] | None = None,
     ) -> None:
         if not 1 <= window <= MAX_WINDOW or window_bytes < 1:
             raise BadRequest("bad_request", f"window must be from 1 to {MAX_WINDOW:,}.")
+        if not 1 <= together <= MAX_TOGETHER:
+            raise BadRequest("bad_request", f"together must be from 1 to {MAX_TOGETHER}.")
         self._connection = connection
         self._command = command
         self._schema = BY_NAME if command.slot is None else None
@@ -87,7 +101,9 @@ class Writer:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # for those who wait for room, receipts
         self._work = threading.Condition(self._lock)  # for the courier
-        self._box: Outbox[Pending] = Outbox()
+        # A quarter of the window at most: the next message is made while others are on the way.
+        lone = command.slot is not None
+        self._box: Outbox[Pending] = Outbox(1 if lone else min(together, max(1, window // 4)))
         self._lane: Lane | None = None
         self._lane_ended = False
         self._fault: ClientError | None = None
@@ -97,7 +113,7 @@ class Writer:
         self._refusal: ClientError | None = None
         self._failed: ClientError | None = None
         self._closing = self._aborting = False
-        self._given = 0
+        self._numbers = itertools.count()
         self._bundles = self._nbytes = self._duplicates = 0
         self._rejected = self._retries = self._reconnects = 0
         self._rejections: list[Rejection] = []
@@ -121,27 +137,26 @@ class Writer:
         ``timeout`` seconds.  Nothing is promised before ``result()`` or ``flush()``.
         """
         slots = {check_name("slot", slot): as_batch(data) for slot, data in bundle.items()}
-        nbytes = sum(batch.nbytes for batch in slots.values())
+        nbytes = sum([batch.nbytes for batch in slots.values()])
         if nbytes > MAX_MESSAGE:
             raise BadRequest(
                 "limit_exceeded",
                 f"the bundle has {nbytes:,} bytes, a message holds {MAX_MESSAGE:,}: split it.",
             )
+        vouched = None
+        if key is None:
+            key, vouched = f"{self._prefix}-{next(self._numbers)}", self._vouched
+        about = About(key=key, hash=vouched, attributes=attributes, event_time=event_time)
+        said, pending = said_of(about), Pending(self, key, nbytes)
         with self._lock:
             if self._command.slot is not None:
                 self._check_lone(slots, self._command.slot)
             self._await(lambda: self._has_room(nbytes), timeout, "room in the window")
             self._check()
-            vouched = None
-            if key is None:
-                key, vouched = f"{self._prefix}-{self._given}", self._vouched
-            self._given += 1
-            envelope = Envelope(key=key, hash=vouched, attributes=attributes, event_time=event_time)
-            pending = Pending(self, key, nbytes)
-            self._box.add(Entry(slots, envelope, nbytes, pending))
+            self._box.add(Entry(slots, said, nbytes, pending))
             self._start()
             mine = self._may_send()
-            if not mine:
+            if not mine and self._box.can_take:
                 self._work.notify()
         if mine:
             self._send()
@@ -166,6 +181,7 @@ class Writer:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every bundle is answered; raises ``Rejected`` if some were refused."""
         with self._lock:
+            self._hurry()
             self._await(lambda: not len(self._box), timeout, "all receipts")
             if self._failed is not None:
                 raise self._failed
@@ -206,6 +222,7 @@ class Writer:
         """For :class:`Pending`."""
         if not ready():
             with self._lock:
+                self._hurry()
                 self._await(ready, timeout, what)
 
     def __enter__(self) -> Writer:
@@ -228,6 +245,11 @@ class Writer:
         count = len(self._box)
         fits = count < self._window and self._box.nbytes + nbytes <= self._window_bytes
         return fits or count == 0
+
+    def _hurry(self) -> None:
+        """Somebody waits for receipts: no bundle waits for company."""
+        self._box.hurry()
+        self._work.notify()
 
     def _await(self, ready: Callable[[], bool], timeout: float | None, what: str) -> None:
         over = self._changed.wait_for(
@@ -280,9 +302,9 @@ class Writer:
         lane = self._lane
         assert lane is not None
         try:
-            while (entry := self._next()) is not None:
-                wrapped = self._wrapped(entry)
-                if wrapped is not None and (envelope := self._taken()) is not None:
+            while entries := self._next():
+                wrapped = self._wrapped(entries)
+                if wrapped is not None and (envelope := self._taken(len(entries))) is not None:
                     lane.send(wrapped, envelope)
         except BaseException as error:
             # Interrupted or refused, nobody knows how much of it went out: a new call.
@@ -293,26 +315,30 @@ class Writer:
             if not isinstance(error, Exception):
                 raise
 
-    def _next(self) -> Entry[Pending] | None:
-        """The next to send; without one the lane is free again."""
+    def _next(self) -> list[Entry[Pending]]:
+        """The next to send, in one message; without any the lane is free again."""
         with self._lock:
             if self._can_go():
-                return self._box.first()
+                return self._box.next()
             self._sending = False
             if self._lane_ended or self._closing or self._box.must_resume:
                 self._work.notify()
-            return None
+            return []
 
     def _can_go(self) -> bool:
         return self._box.can_take and not self._lane_ended and self._failed is None
 
-    def _wrapped(self, entry: Entry[Pending]) -> pa.RecordBatch | None:
-        """A bundle for the wire; one that can't be written is rejected here."""
+    def _wrapped(self, entries: list[Entry[Pending]]) -> pa.RecordBatch | None:
+        """A message for the wire; a bundle that can't be written is rejected here."""
+        entry = entries[0]
         if self._command.slot is not None:
             return entry.slots[self._command.slot]
         try:
-            return wrap(entry.slots)
+            return wrap(*[one.slots for one in entries])
         except (pa.ArrowException, TypeError, ValueError) as error:
+            if len(entries) > 1:  # one of them: each for itself
+                del entries[1:]
+                return self._wrapped(entries)
             rejection = Rejection(entry.waiter.key, "invalid_bundle", str(error))
         with self._lock:
             if self._can_go():
@@ -323,10 +349,10 @@ class Writer:
             self._on_reject(rejection)
         return None
 
-    def _taken(self) -> bytes | None:
-        """Note that the first one is on its way; its metadata."""
+    def _taken(self, count: int) -> bytes | None:
+        """Note that the first ones are on their way; their metadata."""
         with self._lock:
-            return self._box.take()[1] if self._can_go() else None
+            return self._box.take(count)[1] if self._can_go() else None
 
     # The courier: opens calls, and does what nobody waits for
 
@@ -382,10 +408,13 @@ class Writer:
         if self._rest_of_idling() == 0.0:
             return True
         if self._nap() is not None:
-            return self._closing and not len(self._box)
+            return self._has_closed()
         if self._box.must_resume:
             self._retries += self._box.resume()
-        return self._box.can_take or (self._closing and not len(self._box))
+        return self._box.can_take or self._has_closed()
+
+    def _has_closed(self) -> bool:
+        return self._closing and not len(self._box)
 
     def _open(self) -> bool:
         """Begin a call; whether that worked."""
@@ -437,7 +466,7 @@ class Writer:
             self._changed.notify_all()
             if not len(self._box):
                 self._idle_since = time.monotonic()
-            if self._box.must_resume or (self._closing and not len(self._box)):
+            if self._box.must_resume or self._box.can_take or self._has_closed():
                 self._work.notify()
         if self._on_reject is not None:
             for rejection in rejections:

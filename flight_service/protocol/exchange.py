@@ -12,6 +12,10 @@ received.  It starts at what the command says, and falls by one and by ``nbytes`
 bundle sent; messages add to it.  A bundle is sent while both are above zero, so bytes may
 be overdrawn by one bundle.
 
+A client that says ``together`` in its command gets up to that many bundles in one message,
+if they are there: the rows of their wrappers one after the other, with a
+:class:`BundleInfos` as metadata, also for a single one.  No bundle waits for company.
+
 Bundles sent and not yet finished are claimed for this call, without an end, as long as
 the server hears from the client within the lease: any message counts, ``ping`` is there
 for when there is nothing to say.  When the call ends, for whatever reason, they go back at
@@ -40,10 +44,12 @@ from flight_service.protocol.get import (
     MAX_CLAIM_BYTES,
     MAX_TICKET,
     ORDER,
+    BundleInfo,
 )
 from flight_service.protocol.message import (
     BOOL,
     COUNT,
+    MAX_BODY,
     PROJECTION,
     REFS,
     SLOTS,
@@ -53,12 +59,13 @@ from flight_service.protocol.message import (
     Message,
     bad,
     choice,
+    nested,
     of,
     text,
     whole,
 )
 from flight_service.protocol.names import Ref
-from flight_service.protocol.put import MAX_COMMAND
+from flight_service.protocol.put import MAX_COMMAND, MAX_TOGETHER
 
 MAX_DELAY_MS: Final = 24 * 3_600_000
 DELAY_MS: Final = whole(0, MAX_DELAY_MS)
@@ -82,6 +89,11 @@ class SubscribeCommand(Message):
     )
     credit_bytes: int = of(whole(0, MAX_CLAIM_BYTES), default=64 << 20, doc="Bytes, likewise.")
     lease_ms: int | None = of(LEASE_MS, default=None, doc="Longest silence of the client.")
+    together: int = of(
+        whole(1, MAX_TOGETHER),
+        default=1,
+        doc="More than 1: so many bundles may come in one message, told by `BundleInfos`.",
+    )
 
     def descriptor(self) -> flight.FlightDescriptor:
         """For ``do_exchange``."""
@@ -93,6 +105,16 @@ class SubscribeCommand(Message):
         if descriptor.descriptor_type != flight.DescriptorType.CMD:
             raise bad("DoExchange takes a command.")
         return cls.decode(descriptor.command)
+
+
+class BundleInfos(Message):
+    """``app_metadata`` of bundles that come together; each has as many rows as slots."""
+
+    body_limit: ClassVar[int] = MAX_BODY
+
+    bundles: tuple[BundleInfo, ...] = of(
+        nested(BundleInfo, MAX_TOGETHER), doc="In the order of their rows."
+    )
 
 
 class ClientMessage(Message):

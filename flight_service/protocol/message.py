@@ -235,6 +235,8 @@ class Message:
 
     body_limit: ClassVar[int] = 64 << 10
     _table: ClassVar[dict[str, FieldInfo]] = {}
+    _defaults: ClassVar[dict[str, Any]] = {}
+    _required: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
@@ -249,6 +251,9 @@ class Message:
             )
             for field in dataclasses.fields(cls)  # type: ignore[arg-type]
         }
+        table = cls._table.values()
+        cls._defaults = {info.name: info.default for info in table if not info.required}
+        cls._required = frozenset(info.name for info in table if info.required)
 
     @classmethod
     def fields(cls) -> list[FieldInfo]:
@@ -281,10 +286,13 @@ class Message:
                 )
             if value is not None:
                 values[key] = info.kind.read(value, f"{where}.{key}")
-        for info in table.values():
-            if info.required and info.name not in values:
-                raise bad(f"{where}: {info.name} is missing.")
-        message = cls(**values)
+        if not cls._required <= values.keys():
+            missing = next(name for name in table if name in cls._required - values.keys())
+            raise bad(f"{where}: {missing} is missing.")
+        # Without `__init__`, which sets each field of a frozen class by a call: every bundle
+        # has its message, on the way in and on the way out.
+        message = cls.__new__(cls)
+        message.__dict__.update(cls._defaults | values)
         message.check()
         return message
 

@@ -6,8 +6,12 @@ short for slot mode.  In *bundle mode* each message is a wrapped bundle (see
 schema, is a bundle with that one slot.  The batch's ``app_metadata`` may hold an
 :class:`Envelope`; empty means an envelope with nothing in it.
 
+In bundle mode a message may carry several small bundles: the rows of their wrappers one
+after the other, and an envelope that lists them as :class:`Member` objects.  Each is taken
+or refused by itself, as if it had come alone.
+
 Receipts come back as :class:`PutReceipts`, several in one message, in the order the
-bundles were sent, exactly one for each.  Messages are counted from 0 within the call;
+bundles were sent, exactly one for each.  Bundles are counted from 0 within the call;
 ``n`` says which one a receipt is for.
 
 ============  ==================================================================
@@ -18,10 +22,10 @@ bundles were sent, exactly one for each.  Messages are counted from 0 within the
 ``retry``     not now (``code``, ``reason``, ``retry_after_ms``)
 ============  ==================================================================
 
-After a ``retry`` for message *n* every later message is answered ``retry`` too (code
-``out_of_turn``), so that the order holds, until one comes whose envelope says
-``"resend": n``, *n* being the first one refused, however often it was sent since.  If
-that one is taken or rejected, the call goes on as before.
+After a ``retry`` for bundle *n* every later one is answered ``retry`` too (code
+``out_of_turn``), so that the order holds, until one comes, in a message of its own, whose
+envelope says ``"resend": n``, *n* being the first one refused, however often it was sent
+since.  If that one is taken or rejected, the call goes on as before.
 
 The end of the stream is not a commit: a client that dies looks like a normal end.  Only
 receipts tell what was taken.
@@ -33,7 +37,7 @@ their envelopes no key: the transaction is what makes them unique.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Final
 
 import pyarrow.flight as flight
@@ -47,6 +51,7 @@ from flight_service.protocol.message import (
     STRINGS,
     TEXT,
     TIME_RANGE,
+    VERSION,
     Message,
     bad,
     choice,
@@ -54,9 +59,10 @@ from flight_service.protocol.message import (
     nested,
     of,
     text,
+    to_json,
     whole,
 )
-from flight_service.protocol.names import Ref, check_name
+from flight_service.protocol.names import MAX_SLOTS, Ref, check_name
 from flight_service.protocol.stage import STAGED, StageName
 
 MAX_COMMAND: Final = 64 << 10
@@ -64,6 +70,8 @@ MAX_ENVELOPE: Final = 64 << 10
 MAX_KEY: Final = 4 << 10
 MAX_RECEIPTS: Final = 4_096
 """Most receipts in one message."""
+MAX_TOGETHER: Final = 64
+"""Most bundles in one message."""
 
 OK: Final = "ok"
 DUP: Final = "dup"
@@ -123,10 +131,8 @@ def path_of(descriptor: flight.FlightDescriptor) -> list[str]:
     return [check_name(kind, one) for kind, one in zip(("stream", "slot"), names, strict=False)]
 
 
-class Envelope(Message):
-    """``app_metadata`` of one message of a DoPut."""
-
-    body_limit: ClassVar[int] = MAX_ENVELOPE
+class About(Message):
+    """What a producer says about a bundle."""
 
     key: str | None = of(
         text(MAX_KEY), default=None, doc="Idempotency key: a repeat isn't kept twice."
@@ -140,16 +146,63 @@ class Envelope(Message):
     event_time: tuple[int, int] | None = of(
         TIME_RANGE, default=None, doc="Lowest and highest event time in the bundle, in ns."
     )
-    resend: int | None = of(COUNT, default=None, doc="The message this repeats after its `retry`.")
+
+    @property
+    def says_nothing(self) -> bool:
+        return (self.key, self.hash, self.attributes, self.event_time) == (None,) * 4
+
+
+class Member(About):
+    """One of several bundles in a message of a DoPut."""
+
+    slots: int = of(whole(0, MAX_SLOTS), default=1, doc="How many rows of the wrapper it has.")
+
+
+class Envelope(About):
+    """``app_metadata`` of one message of a DoPut."""
+
+    body_limit: ClassVar[int] = MAX_ENVELOPE
+
+    resend: int | None = of(COUNT, default=None, doc="The bundle this repeats after its `retry`.")
+    bundles: tuple[Member, ...] = of(
+        nested(Member, MAX_TOGETHER),
+        default=(),
+        doc="Bundle mode: the bundles of a message with several; nothing else is said then.",
+    )
+
+    def check(self) -> None:
+        if self.bundles and not (self.says_nothing and self.resend is None):
+            raise bad("Envelope: with bundles, everything is said of each.")
 
 
 NO_ENVELOPE: Final = Envelope()
 
 
-class PutReceipt(Message):
-    """What became of one message."""
+def said_of(about: About) -> bytes:
+    """What is said about a bundle, in JSON without its braces; for those two below."""
+    return to_json(about.to_fields())[1:-1].encode()
 
-    n: int = of(COUNT, doc="Which message of this call, counted from 0.")
+
+def envelope_alone(said: bytes, resend: int | None = None) -> bytes:
+    """The :class:`Envelope` of a message with one bundle, for the wire.
+
+    These are put together from what each bundle has said once: a bundle may be sent again,
+    and in other company.
+    """
+    resent = b"" if resend is None else b',"resend":%d' % resend
+    return b'{"v":%d%s%s}' % (VERSION, b"," + said if said else b"", resent)
+
+
+def envelope_together(members: Iterable[tuple[int, bytes]]) -> bytes:
+    """That of a message with several: of each, how many slots it has, and what is said."""
+    listed = [b'{"slots":%d%s}' % (slots, b"," + said if said else b"") for slots, said in members]
+    return b'{"v":%d,"bundles":[%s]}' % (VERSION, b",".join(listed))
+
+
+class PutReceipt(Message):
+    """What became of one bundle."""
+
+    n: int = of(COUNT, doc="Which bundle of this call, counted from 0.")
     status: str = of(choice(OK, DUP, REJECTED, RETRY), doc="What became of it.")
     ref: Ref | None = of(
         REF, default=None, doc="Where the bundle is (ok, dup); not known in a stage."

@@ -20,6 +20,7 @@ MESSAGES: Final[tuple[type[Message], ...]] = (
     put.PutCommand,
     stage.StageName,
     put.Envelope,
+    put.Member,
     put.PutReceipt,
     get.ReadCommand,
     get.Ticket,
@@ -27,6 +28,7 @@ MESSAGES: Final[tuple[type[Message], ...]] = (
     get.StreamMeta,
     get.BundleInfo,
     exchange.SubscribeCommand,
+    exchange.BundleInfos,
     exchange.ClientMessage,
     exchange.ServerMessage,
 )

@@ -11,8 +11,8 @@ Each row is a slot that is present, and its data an Arrow IPC stream with one ba
 ``ipc``        ``large_binary``: schema, dictionaries, one record batch, end marker
 =============  ==============================================================
 
-One Flight message is one complete bundle: it is taken as a whole or not at all, and
-schemas may change from bundle to bundle without reopening the call.
+One Flight message is one complete bundle, or some, one after the other: each is taken as a
+whole or not at all, and schemas may change from bundle to bundle without reopening the call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -38,6 +39,8 @@ BY_NAME: Final = BY_NUMBER.set(0, pa.field("slot", pa.utf8(), nullable=False))
 FINGERPRINT_BYTES: Final = 32
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 RECENT_SCHEMAS: Final = 8
+
+_PREFIX: Final = struct.Struct("<Ii")
 
 
 class SlotStream(NamedTuple):
@@ -73,11 +76,20 @@ def unwrap(batch: pa.RecordBatch) -> list[SlotStream]:
 
     Looks only at the wrapper; whether each stream is sound is the store's to check.
     """
-    if batch.num_rows > MAX_SLOTS:
+    return check_rows(rows_of(batch))
+
+
+Row: TypeAlias = tuple[str | int, bytes | None, pa.Buffer]
+"""A row of a wrapper as it came."""
+
+
+def rows_of(batch: pa.RecordBatch, most: int = MAX_SLOTS) -> list[Row]:
+    """The rows of a wrapper that is sound Arrow data; what is in them is still to be checked."""
+    if batch.num_rows > most:
         raise ServiceError(
             "limit_exceeded",
-            f"slots in a bundle is {batch.num_rows:,}, the limit is {MAX_SLOTS}.",
-            details={"limit": "slots in a bundle", "value": batch.num_rows, "maximum": MAX_SLOTS},
+            f"slots in a bundle is {batch.num_rows:,}, the limit is {most}.",
+            details={"limit": "slots in a bundle", "value": batch.num_rows, "maximum": most},
         )
     try:
         batch.validate(full=True)
@@ -86,15 +98,15 @@ def unwrap(batch: pa.RecordBatch) -> list[SlotStream]:
     slots, prints, streams = batch.columns
     if slots.null_count or streams.null_count:
         raise _bad("slot and ipc must not be null.")
-    rows = [
-        SlotStream(_slot(slot), _fingerprint(print_), stream)
-        for slot, print_, stream in zip(
-            slots.to_pylist(), prints.to_pylist(), _cells(streams), strict=True
-        )
-    ]
-    if len({row.slot for row in rows}) != len(rows):
+    return list(zip(slots.to_pylist(), prints.to_pylist(), _cells(streams), strict=True))
+
+
+def check_rows(rows: Sequence[Row]) -> list[SlotStream]:
+    """The rows of one bundle, checked."""
+    found = [SlotStream(_slot(slot), _fingerprint(print_), ipc) for slot, print_, ipc in rows]
+    if len({row.slot for row in found}) != len(found):
         raise _bad("a slot comes twice in one bundle.")
-    return rows
+    return found
 
 
 def _cells(column: pa.Array) -> list[pa.Buffer]:
@@ -170,14 +182,11 @@ def _written(batch: pa.RecordBatch) -> pa.Buffer:
     return sink.getvalue()
 
 
-def wrap(slots: Mapping[str, pa.RecordBatch]) -> pa.RecordBatch:
-    """A bundle for a put, by slot names."""
-    return wrap_streams(
-        _slot_names(tuple(slots)),
-        [None] * len(slots),
-        [ipc_stream(batch) for batch in slots.values()],
-        BY_NAME,
-    )
+def wrap(*bundles: Mapping[str, pa.RecordBatch]) -> pa.RecordBatch:
+    """Bundles for one message of a put, by slot names."""
+    names = tuple([name for slots in bundles for name in slots])
+    streams = [ipc_stream(batch) for slots in bundles for batch in slots.values()]
+    return wrap_streams(_slot_names(names), [None] * len(names), streams, BY_NAME)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -194,14 +203,17 @@ def wrap_streams(
     streams: Sequence[Sequence[bytes | pa.Buffer]],
     schema: pa.Schema,
 ) -> pa.RecordBatch:
-    """A wrapped bundle, or some in a row, from streams in pieces; each is copied once."""
+    """A wrapped bundle, or some in a row, from streams in pieces.
+
+    They are copied together, once; a lone stream in one piece stays where it is.
+    """
     offsets = [0]
     pieces: list[bytes | pa.Buffer] = []
     for parts in streams:
         pieces += parts
         offsets.append(offsets[-1] + sum(map(len, parts)))
     ends = pa.py_buffer(struct.pack(f"<{len(offsets)}q", *offsets))
-    data = pa.py_buffer(b"".join(pieces))
+    data = pa.py_buffer(pieces[0] if len(pieces) == 1 else b"".join(pieces))
     ipc = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(streams), [None, ends, data])
     prints = _prints(tuple(fingerprints))
     return pa.RecordBatch.from_arrays([slots, prints, ipc], schema=schema)
@@ -219,10 +231,51 @@ def slot_numbers(numbers: tuple[int, ...]) -> pa.Array:
     return pa.array(numbers, pa.uint16())
 
 
+class _Read:
+    """Schemas that were read lately, by their messages: replaced as a whole, without a lock.
+
+    ``None`` for one whose batches can't be read without what stands before them: it has
+    dictionaries.
+    """
+
+    schemas: Mapping[bytes, pa.Schema | None] = MappingProxyType({})
+
+
 def unwrap_batch(stream: SlotStream) -> pa.RecordBatch:
-    """The record batch in a row: what a reader does with an answer."""
+    """The record batch in a row: what a reader does with an answer.
+
+    A stream reader made for every batch takes longer than the batch does.  So schemas are
+    remembered, and the first batch shows whether its message can be read by itself.
+    """
+    ipc = stream.ipc
     try:
-        with pa.ipc.open_stream(stream.ipc) as reader:
-            return reader.read_next_batch()
-    except (pa.ArrowException, OSError, StopIteration) as error:
+        end = _schema_end(ipc)
+        message = ipc.slice(0, end).to_pybytes()
+        schema = _Read.schemas.get(message)
+        if schema is not None:
+            return pa.ipc.read_record_batch(ipc.slice(end), schema)
+        with pa.ipc.open_stream(ipc) as reader:
+            batch = reader.read_next_batch()
+        if end and message not in _Read.schemas:
+            _remember(message, batch, ipc.slice(end))
+        return batch
+    except (pa.ArrowException, OSError, StopIteration, struct.error) as error:
         raise _bad(f"slot {stream.slot} is not an Arrow IPC stream: {error}") from None
+
+
+def _schema_end(ipc: pa.Buffer) -> int:
+    """Where the first message of a stream ends, which has no body; 0 if it isn't there."""
+    marker, length = _PREFIX.unpack_from(ipc)
+    whole = marker == 0xFFFFFFFF and 0 < length <= ipc.size - _PREFIX.size
+    return _PREFIX.size + int(length) if whole else 0
+
+
+def _remember(message: bytes, batch: pa.RecordBatch, rest: pa.Buffer) -> None:
+    schema: pa.Schema | None = batch.schema
+    try:
+        if not pa.ipc.read_record_batch(rest, schema).equals(batch, check_metadata=True):
+            schema = None
+    except (pa.ArrowException, OSError, KeyError):
+        schema = None
+    kept = list(_Read.schemas.items())[1 - RECENT_SCHEMAS :]
+    _Read.schemas = MappingProxyType(dict([*kept, (message, schema)]))

@@ -9,8 +9,9 @@ from typing import Final, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from flight_service.protocol.errors import ServiceError
+from flight_service.protocol.message import VERSION
 from flight_service.protocol.wrapper import BY_NUMBER, slot_numbers, wrap_streams
-from flight_service.server.claims import Delivered, encoded_info
+from flight_service.server.claims import Delivered, info_fields
 from quiver import BundleRef, Store
 from quiver.errors import BundleGone, NotFound
 from quiver.format.ipc import EncodedBatch, encode_batch, project
@@ -34,64 +35,82 @@ class View:
 
 
 class Wrapped(NamedTuple):
-    """A bundle in bundle mode: a record batch, and what is told beside it."""
+    """A message in bundle mode: a record batch, and what is told beside it."""
 
     batch: pa.RecordBatch
     info: pa.Buffer
 
 
-def wrapped(store: Store, ref: BundleRef, view: View, delivered: Delivered | None) -> Wrapped:
-    """A bundle in bundle mode."""
-    handed_out = {} if delivered is None else {ref: delivered}
-    return wrapped_next(store, [ref], view, handed_out)[0]
+class Ready(NamedTuple):
+    """Bundles for the wire, wrapped as one batch: Arrow's objects are made once for all."""
+
+    batch: pa.RecordBatch
+    rows: Sequence[int]
+    """How many of the batch's rows each bundle has."""
+    told: Sequence[str]
+    """About each: the fields of its :class:`~flight_service.protocol.get.BundleInfo`."""
+
+    def each(self) -> list[Wrapped]:
+        """A message for each bundle.
+
+        What is told is cut from one buffer: whoever frees memory of Python's enters the
+        interpreter, and so does that once for all.
+        """
+        told = [f'{{"v":{VERSION},{fields}}}'.encode() for fields in self.told]
+        infos = pa.py_buffer(b"".join(told))
+        found = []
+        row = at = 0
+        for rows, info in zip(self.rows, told, strict=True):
+            found.append(Wrapped(self.batch.slice(row, rows), infos.slice(at, len(info))))
+            row, at = row + rows, at + len(info)
+        return found
+
+    def together(self) -> Wrapped:
+        """One message for all of them."""
+        told = "},{".join(self.told)
+        return Wrapped(
+            self.batch, pa.py_buffer(f'{{"v":{VERSION},"bundles":[{{{told}}}]}}'.encode())
+        )
 
 
-def wrapped_next(
+def ready_next(
     store: Store, refs: Sequence[BundleRef], view: View, delivered: Mapping[BundleRef, Delivered]
-) -> list[Wrapped]:
+) -> Ready:
     """The first of these bundles, about :data:`AT_ONCE_BYTES` of them, and at least one.
 
     If one can't be had, those before it come without it: whoever asks on meets it as
     the first, and hears why.
     """
-    taken: list[tuple[Sequence[_Row], bytes]] = []
-    nbytes = 0
+    rows: list[_Row] = []
+    counts: list[int] = []
+    told: list[str] = []
+    nbytes = size = 0
     try:
         for ref, (meta, found) in zip(refs, store.bundles(refs, view.slots), strict=True):
-            rows = _projected(found, view.projection) if view.projection else [*found.values()]
-            taken.append((rows, encoded_info(ref, meta, tuple(found), delivered.get(ref))))
-            for _, _, batch in rows:
+            some = _projected(found, view.projection) if view.projection else [*found.values()]
+            fields = info_fields(ref, meta, tuple(found), delivered.get(ref))
+            told.append(fields)
+            counts.append(len(some))
+            rows += some
+            size += len(fields.encode())  # a reader takes so many bytes, not characters
+            for _, _, batch in some:
                 nbytes += batch.payload_len
-            if nbytes >= AT_ONCE_BYTES:
+            if nbytes + size >= AT_ONCE_BYTES:
                 break
     except Exception:
-        if not taken:
+        if not told:
             raise
     store.metrics.counter(SENT_BYTES).add(nbytes)
-    return _wrap(taken)
+    return Ready(_wrapped(rows), counts, told)
 
 
-def _wrap(bundles: Sequence[tuple[Sequence[_Row], bytes]]) -> list[Wrapped]:
-    """Wrapped as one batch, which is then cut: Arrow's objects are made once for all.
-
-    What is told is cut from one buffer, too: whoever frees memory of Python's enters the
-    interpreter, and so does that once for all.
-    """
-    rows = [row for some, _ in bundles for row in some]
-    batch = wrap_streams(
+def _wrapped(rows: Sequence[_Row]) -> pa.RecordBatch:
+    return wrap_streams(
         slot_numbers(tuple([slot for slot, _, _ in rows])),
         [fingerprint for _, fingerprint, _ in rows],
         [encoded.buffers() for _, _, encoded in rows],
         BY_NUMBER,
     )
-    infos = pa.py_buffer(b"".join([info for _, info in bundles]))
-    found = []
-    start = told = 0
-    for some, info in bundles:
-        one = Wrapped(batch.slice(start, len(some)), infos.slice(told, len(info)))
-        found.append(one)
-        start, told = start + len(some), told + len(info)
-    return found
 
 
 def _projected(

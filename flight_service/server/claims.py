@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from flight_service.protocol.get import BundleInfo
-from flight_service.protocol.message import VERSION, to_json
+from flight_service.protocol.message import to_json
 from flight_service.protocol.names import Ref
 from quiver import BundleMeta, BundleRef, ClaimedBundle
 
@@ -97,15 +97,15 @@ class Bury(Protocol):
     def __call__(self, poison: Poison, /) -> None: ...
 
 
-def encoded_info(
+def info_fields(
     ref: BundleRef, meta: BundleMeta, slots: tuple[str, ...], delivered: Delivered | None = None
-) -> bytes:
-    """What is told beside a bundle, a :class:`BundleInfo`, for the wire.
+) -> str:
+    """What is told beside a bundle: the fields of a :class:`BundleInfo`, as JSON.
 
     Put together by hand: every bundle that is read has one, and making the message only to
     write it takes as long as everything else that is done in Python for the bundle.
     """
-    text = f'{{"v":{VERSION},"ref":[{ref[0]},{ref[1]}]'
+    text = f'"ref":[{ref[0]},{ref[1]}]'
     if meta.sequence is not None:
         text += f',"sequence":{meta.sequence}'
     if meta.ingestion_ts_ns is not None:
@@ -124,7 +124,7 @@ def encoded_info(
         text += _told_slots(slots)
     if delivered is not None:
         text += _told_delivery(delivered)
-    return (text + "}").encode()
+    return text
 
 
 def _told_delivery(delivered: Delivered) -> str:

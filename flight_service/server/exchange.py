@@ -20,7 +20,7 @@ from flight_service.protocol.errors import ServiceError
 from flight_service.protocol.exchange import ClientMessage, ServerMessage, SubscribeCommand
 from flight_service.protocol.names import Ref
 from flight_service.protocol.wrapper import BY_NUMBER
-from flight_service.server.bundles import AT_ONCE, View, Wrapped, wrapped_next
+from flight_service.server.bundles import AT_ONCE, View, Wrapped, ready_next
 from flight_service.server.claims import Delivered
 from flight_service.server.edge import service_error
 from flight_service.server.stream import Stream
@@ -221,21 +221,24 @@ class ExchangeCall:
         """Send bundles, made ready a few at a time; ``False`` if there is nobody any more."""
         delivered = {one.handle.ref: one for one in claimed}
         refs = list(delivered)
+        together = self._command.together
+        most = AT_ONCE if together == 1 else together
         while refs:
             try:
-                ready = wrapped_next(self._store, refs, self._view, delivered)
+                ready = ready_next(self._store, refs[:most], self._view, delivered)
             except NotFound:
                 del refs[0]  # dropped by retention in the meantime: there is nothing to send
                 continue
-            del refs[: len(ready)]
-            if not all(map(self._write, ready)):
+            del refs[: len(ready.rows)]
+            messages = ready.each() if together == 1 else [ready.together()]
+            if not all(map(self._write, messages)):
                 return False
         return True
 
-    def _write(self, bundle: Wrapped) -> bool:
+    def _write(self, message: Wrapped) -> bool:
         try:
             with self._writing:
-                self._writer.write_with_metadata(bundle.batch, bundle.info)
+                self._writer.write_with_metadata(*message)
         except (pa.ArrowException, OSError):
             self._end()
         return not self._ended

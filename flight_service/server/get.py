@@ -20,9 +20,9 @@ from flight_service.server.bundles import (
     Wrapped,
     gone_as_expired,
     native_reader,
+    ready_next,
     runs_of,
     with_gone,
-    wrapped_next,
 )
 from flight_service.server.claims import Delivered
 from flight_service.server.edge import service_error
@@ -188,7 +188,7 @@ def _bundles(
     at = 0
     while at < len(refs):
         try:
-            group = wrapped_next(store, refs[at : at + AT_ONCE], view, delivered)
+            group = ready_next(store, refs[at : at + AT_ONCE], view, delivered).each()
         except NotFound as error:
             raise to_flight(gone_as_expired(error, refs[at])) from None
         except Exception as error:

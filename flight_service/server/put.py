@@ -14,11 +14,12 @@ another thread then (that takes the process down).
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any, Final
@@ -26,20 +27,31 @@ from typing import Any, Final
 import pyarrow as pa
 
 from flight_service.protocol.errors import ServiceError
+from flight_service.protocol.names import MAX_SLOTS
 from flight_service.protocol.put import (
     ACCEPTED,
     DUP,
     DURABLE,
     MAX_RECEIPTS,
+    MAX_TOGETHER,
     NO_ENVELOPE,
     OK,
     REJECTED,
     RETRY,
+    About,
     Envelope,
+    Member,
     PutCommand,
 )
 from flight_service.protocol.stage import STAGED
-from flight_service.protocol.wrapper import check_schema, unwrap
+from flight_service.protocol.wrapper import (
+    Row,
+    SlotStream,
+    check_rows,
+    check_schema,
+    rows_of,
+    unwrap,
+)
 from flight_service.server.edge import service_error
 from flight_service.server.pacing import Pacing
 from flight_service.server.stages import STAGE_ENDED, OpenStage
@@ -138,10 +150,18 @@ class PutCall:
                 raise ServiceError("bad_request", f"message {n} can't be read: {error}") from None
             # Metadata without data is no bundle; old clients send it to keep a call alive.
             if chunk.data is not None:
-                self._enqueue(self._take(n, chunk))
-                n += 1
+                n += self._take_all(n, chunk)
 
-    def _enqueue(self, answer: _Answer) -> None:
+    def _take_all(self, n: int, chunk: Any) -> int:
+        """Take the bundles of a message; how many. They are answered together, once."""
+        answers: list[_Answer] = []
+        try:
+            answers.extend(self._answers_to(n, chunk))
+        finally:  # what was taken is answered, also if the call ends with the next one
+            self._enqueue(answers)
+        return len(answers)
+
+    def _enqueue(self, answers: list[_Answer]) -> None:
         # Without the lock as long as nobody sleeps: one appends, one takes.  Each says that it
         # is going to sleep before it looks a last time, so the other either sees that or was
         # in time.
@@ -152,36 +172,69 @@ class PutCall:
                     lambda: len(self._answers) < self._window or self._client_gone
                 )
                 self._held_up = False
-        self._answers.append(answer)
+        self._answers.extend(answers)
         if self._sender_sleeps:
             with self._changed:
                 self._changed.notify_all()
 
-    def _take(self, n: int, chunk: Any) -> _Answer:
-        envelope = NO_ENVELOPE
+    def _answers_to(self, n: int, chunk: Any) -> Iterator[_Answer]:
+        """Take the bundles of a message, one after the other; mostly it is one."""
         try:
             envelope = _envelope(chunk.app_metadata)
-            self._check_turn(envelope)
+        except ServiceError as error:
+            yield self._refused(n, None, error)
+            return
+        if not envelope.bundles:
+            yield self._take(n, envelope, chunk.data)
+            return
+        try:
+            bundles = self._cut(chunk.data, envelope.bundles)
+        except ServiceError as error:
+            for number, member in enumerate(envelope.bundles, n):
+                yield self._refused(number, member.key, error)
+            return
+        for number, (member, rows) in enumerate(bundles, n):
+            yield self._take(number, member, rows)
+
+    def _cut(
+        self, batch: pa.RecordBatch, members: Sequence[Member]
+    ) -> list[tuple[Member, Sequence[Row]]]:
+        """The rows of each bundle of a message with several."""
+        if self._command.mode == "slot":
+            raise ServiceError("bad_request", "in slot mode a message is one bundle.")
+        rows = rows_of(batch, MAX_SLOTS * MAX_TOGETHER)
+        ends = list(itertools.accumulate([one.slots for one in members], initial=0))
+        if ends[-1] != len(rows):
+            raise ServiceError(
+                "bad_request", f"the bundles have {ends[-1]:,} slots, the message {len(rows):,}."
+            )
+        cuts = itertools.pairwise(ends)
+        return [(one, rows[start:end]) for one, (start, end) in zip(members, cuts, strict=True)]
+
+    def _take(self, n: int, about: About, bundle: pa.RecordBatch | Sequence[Row]) -> _Answer:
+        resend = about.resend if isinstance(about, Envelope) else None
+        try:
+            self._check_turn(resend)
             if self._stage is not None:
-                answer = self._put_into(self._stage, n, envelope, chunk.data)
+                answer = self._put_into(self._stage, n, about, bundle)
             else:
-                receipt = self._newest = self._put(envelope, chunk.data)
+                receipt = self._newest = self._put(about, bundle)
                 answer = _Answer(n, None, receipt)
         except Exception as error:
-            refused = self._refused(n, envelope.key, error)
+            refused = self._refused(n, about.key, error)
             if _for_good(refused):
-                self._closes_gap(envelope)  # nobody will send it again
+                self._closes_gap(resend)  # nobody will send it again
             return refused
-        self._closes_gap(envelope)
-        answer.repeats = envelope.resend
+        self._closes_gap(resend)
+        answer.repeats = resend
         return answer
 
-    def _closes_gap(self, envelope: Envelope) -> None:
+    def _closes_gap(self, resend: int | None) -> None:
         # The sender may have opened another gap since: only this one is closed.
-        if envelope.resend is not None and envelope.resend == self._waiting_for:
+        if resend is not None and resend == self._waiting_for:
             self._waiting_for = None
 
-    def _check_turn(self, envelope: Envelope) -> None:
+    def _check_turn(self, resend: int | None) -> None:
         """After a `retry` nothing is taken before that bundle: the order holds.
 
         Also when the sender has yet to find out that the newest could not be written.
@@ -190,7 +243,7 @@ class PutCall:
             raise ServiceError("draining", "the server is stopping.")
         waiting_for = self._waiting_for
         if waiting_for is not None:
-            if envelope.resend == waiting_for:
+            if resend == waiting_for:
                 return
             first = f"message {waiting_for}"
         elif self._newest is not None and self._newest.error is not None:
@@ -204,47 +257,47 @@ class PutCall:
             details={"retry_after_ms": OUT_OF_TURN_MS},
         )
 
-    def _put(self, envelope: Envelope, batch: pa.RecordBatch) -> Receipt:
+    def _put(self, about: About, bundle: pa.RecordBatch | Sequence[Row]) -> Receipt:
         if self._command.mode == "slot":
             assert self._command.slot is not None
             return self._store.put(
-                {self._command.slot: batch},
-                key=envelope.key,
-                attributes=envelope.attributes,
-                content_hash=envelope.hash,
-                event_time=envelope.event_time,
+                {self._command.slot: bundle},
+                key=about.key,
+                attributes=about.attributes,
+                content_hash=about.hash,
+                event_time=about.event_time,
                 timeout=self._put_wait,
                 awaited=self._awaited,
             )
-        rows = unwrap(batch)
+        rows = _checked(bundle)
         return self._store.put_ipc(
             {row.slot: row.ipc for row in rows},
-            key=envelope.key,
-            attributes=envelope.attributes,
+            key=about.key,
+            attributes=about.attributes,
             fingerprints={row.slot: row.fingerprint for row in rows if row.fingerprint},
-            content_hash=envelope.hash,
-            event_time=envelope.event_time,
+            content_hash=about.hash,
+            event_time=about.event_time,
             timeout=self._put_wait,
             awaited=self._awaited,
         )
 
     def _put_into(
-        self, stage: OpenStage, n: int, envelope: Envelope, batch: pa.RecordBatch
+        self, stage: OpenStage, n: int, about: About, bundle: pa.RecordBatch | Sequence[Row]
     ) -> _Answer:
-        if envelope.key is not None or envelope.hash is not None:
+        if about.key is not None or about.hash is not None:
             raise ServiceError(
                 "bad_request", "a staged bundle has no key and no hash: its transaction is unique."
             )
         options: dict[str, Any] = {
-            "attributes": envelope.attributes,
-            "event_time": envelope.event_time,
+            "attributes": about.attributes,
+            "event_time": about.event_time,
             "timeout": self._put_wait,
         }
         if self._command.mode == "slot":
             assert self._command.slot is not None
-            stage.put({self._command.slot: batch}, **options)
+            stage.put({self._command.slot: bundle}, **options)
         else:
-            rows = unwrap(batch)
+            rows = _checked(bundle)
             prints = {row.slot: row.fingerprint for row in rows if row.fingerprint}
             stage.put_ipc({row.slot: row.ipc for row in rows}, fingerprints=prints, **options)
         return _Answer(n, {"n": n, "status": OK, "durability": STAGED})
@@ -350,6 +403,10 @@ class PutCall:
             f'{{"n":{n},"status":"{status}","ref":[{segment},{index}],'
             f'"sequence":{receipt.sequence},"durability":"{durability}"{key}}}'
         )
+
+
+def _checked(bundle: pa.RecordBatch | Sequence[Row]) -> list[SlotStream]:
+    return unwrap(bundle) if isinstance(bundle, pa.RecordBatch) else check_rows(bundle)
 
 
 def _for_good(answer: _Answer) -> bool:

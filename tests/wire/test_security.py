@@ -391,7 +391,7 @@ def test_the_unforeseen_is_answered_with_a_number(
         put_slot(client, "t", [logs(1)])
         ticket = info(client, stream="t").endpoints[0].ticket
         monkeypatch.setattr(Actions, "_lag", broken)
-        monkeypatch.setattr(get_module, "wrapped_next", broken)
+        monkeypatch.setattr(get_module, "ready_next", broken)
         for call in (
             lambda: act(client, "lag", stream="t"),
             lambda: get(client, ticket),

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flight_service.client import outbox
 from flight_service.client.errors import ServerFault
 from flight_service.client.outbox import Entry, Outbox
 from flight_service.protocol.names import Ref
-from flight_service.protocol.put import Envelope, PutReceipt
+from flight_service.protocol.put import About, Envelope, PutReceipt, said_of
 from flight_service.protocol.wrapper import wrap
 
 BATCH = pa.record_batch({"a": [1]})
@@ -20,14 +21,14 @@ BATCH = pa.record_batch({"a": [1]})
 
 def fill(box: Outbox[str], *names: str) -> None:
     for name in names:
-        box.add(Entry({"a": BATCH}, Envelope(key=name), 10, name))
+        box.add(Entry({"a": BATCH}, said_of(About(key=name)), 10, name))
 
 
 def take_all(box: Outbox[str]) -> list[tuple[str, int | None]]:
     """Names and ``resend`` of all that can be sent."""
     taken = []
     while box.can_take:
-        entry, envelope = box.take()
+        (entry,), envelope = box.take()
         taken.append((entry.waiter, json.loads(envelope).get("resend")))
     return taken
 
@@ -107,10 +108,76 @@ def test_what_cannot_be_sent_leaves_the_box() -> None:
     """The first is dropped before it was taken: the next one is the first message."""
     box: Outbox[str] = Outbox()
     fill(box, "a", "b")
-    assert box.first().waiter == "a"
+    assert [entry.waiter for entry in box.next()] == ["a"]
     box.drop_first()
     assert take_all(box) == [("b", None)]
     assert box.nbytes == 10
+
+
+def sizes(box: Outbox[str]) -> list[int]:
+    """How many bundles each message has that can be sent now."""
+    found = []
+    while box.can_take:
+        found.append(len(box.take(len(box.next()))[0]))
+    return found
+
+
+def test_bundles_gather_only_while_others_are_on_the_way() -> None:
+    """Scenario: the first, then more than a message holds, then the answer to all that was
+    sent. Guarantee: the first goes at once, a full message too, the rest with the answer."""
+    box: Outbox[str] = Outbox(together=3)
+    fill(box, "a")
+    assert sizes(box) == [1]
+    fill(box, "b", "c")
+    assert sizes(box) == []
+    fill(box, "d", "e")
+    assert sizes(box) == [3]
+    for n in range(4):
+        assert not box.can_take
+        answer(box, n, "ok")
+    assert sizes(box) == [1]
+
+
+def test_whoever_waits_has_all_sent() -> None:
+    """Scenario: two gather, somebody waits for them, a third comes later. Guarantee: the two
+    go, the third gathers again."""
+    box: Outbox[str] = Outbox(together=9)
+    fill(box, "a")
+    sizes(box)
+    fill(box, "b", "c")
+    box.hurry()
+    assert sizes(box) == [2]
+    fill(box, "d")
+    assert sizes(box) == []
+
+
+def test_a_large_bundle_goes_alone_and_with_it_what_gathered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Scenario: bundles of 10 bytes where a message holds 25. Guarantee: two and two, and no
+    message is larger, but for one that is so by itself."""
+    monkeypatch.setattr(outbox, "MESSAGE_BYTES", 25)
+    box: Outbox[str] = Outbox(together=9)
+    fill(box, "a", "b", "c", "d")
+    assert sizes(box) == [2]
+    fill(box, "e")
+    assert sizes(box) == [2]
+    box.hurry()
+    assert sizes(box) == [1]
+    box.add(Entry({"a": BATCH}, b"", 99, "large"))
+    assert sizes(box) == [1]
+
+
+def test_what_is_said_about_many_fits_an_envelope() -> None:
+    """Scenario: bundles with 20 KB of attributes each. Guarantee: no more of them go together
+    than an envelope holds."""
+    box: Outbox[str] = Outbox(together=9)
+    said = said_of(About(attributes={"note": "x" * 20_000}))
+    for name in "abcde":
+        box.add(Entry({"a": BATCH}, said, 10, name))
+    box.hurry()
+    while box.can_take:
+        assert len(Envelope.decode(box.take(len(box.next()))[1]).bundles) in (0, 2, 3)
 
 
 @pytest.mark.parametrize("n", [1, 7])
@@ -148,8 +215,8 @@ class Server:
 class Pair:
     """A box and a server, with the answers that are on their way between them."""
 
-    def __init__(self) -> None:
-        self.box: Outbox[str] = Outbox()
+    def __init__(self, together: int) -> None:
+        self.box: Outbox[str] = Outbox(together)
         self.server = Server()
         self.answers: list[tuple[int, str]] = []
         self.given: list[str] = []
@@ -160,9 +227,15 @@ class Pair:
 
     def take(self, *, busy: bool = False) -> None:
         if self.box.can_take:
-            entry, envelope = self.box.take()
-            resend = json.loads(envelope).get("resend")
-            self.answers.append(self.server.take(entry.waiter, resend, busy=busy))
+            entries, data = self.box.take(len(self.box.next()))
+            envelope = Envelope.decode(data)
+            said = envelope.bundles or (envelope,)
+            assert [one.key for one in said] == [entry.waiter for entry in entries]
+            for entry in entries:
+                self.answers.append(self.server.take(entry.waiter, envelope.resend, busy=busy))
+
+    def hurry(self) -> None:
+        self.box.hurry()
 
     def answer(self) -> None:
         if self.answers:
@@ -176,15 +249,20 @@ class Pair:
         self.server.n, self.server.gap = 0, None
 
 
-@given(st.lists(st.sampled_from(["add", "take", "busy", "answer", "lose"]), max_size=120))
-def test_every_bundle_arrives_once_and_in_order(steps: list[str]) -> None:
-    """Any mix of refusals, broken calls and late answers: all arrive, once, in order."""
-    pair = Pair()
+@given(
+    st.lists(st.sampled_from(["add", "take", "busy", "answer", "hurry", "lose"]), max_size=120),
+    st.sampled_from([1, 2, 5]),
+)
+def test_every_bundle_arrives_once_and_in_order(steps: list[str], together: int) -> None:
+    """Any mix of refusals, broken calls and late answers, alone or in company: all arrive,
+    once, in order."""
+    pair = Pair(together)
     moves = {
         "add": pair.add,
         "take": pair.take,
         "busy": lambda: pair.take(busy=True),
         "answer": pair.answer,
+        "hurry": pair.hurry,
         "lose": pair.lose,
     }
     for step in steps:

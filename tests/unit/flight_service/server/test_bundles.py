@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flight_service.protocol.exchange import BundleInfos
 from flight_service.protocol.get import BundleInfo
 from flight_service.protocol.names import Ref
 from flight_service.protocol.wrapper import unwrap, unwrap_batch
 from flight_service.server import bundles
-from flight_service.server.bundles import View, wrapped, wrapped_next
-from flight_service.server.claims import Delivered, encoded_info
+from flight_service.server.bundles import View, ready_next
+from flight_service.server.claims import Delivered, info_fields
 from quiver import BundleMeta, BundleRef
 from quiver.clock import ManualClock
 from quiver.config import Config
@@ -57,13 +58,17 @@ def test_bundles_wrapped_together_are_those_wrapped_singly(store: Store, view: V
     and from a file. Guarantee: each has the rows and the metadata that it has alone."""
     refs = put(store, 7)
     for _ in range(2):
-        together = wrapped_next(store, refs, view, {})
-        assert len(together) == len(refs)
-        for ref, one in zip(refs, together, strict=True):
-            alone = wrapped(store, ref, view, None)
+        ready = ready_next(store, refs, view, {})
+        for ref, one in zip(refs, ready.each(), strict=True):
+            (alone,) = ready_next(store, [ref], view, {}).each()
             assert one.info == alone.info
             assert rows(one.batch) == rows(alone.batch)
             one.batch.validate(full=True)
+        whole = ready.together()
+        told = BundleInfos.decode(whole.info.to_pybytes()).bundles
+        assert [BundleInfo.decode(one.info.to_pybytes()) for one in ready.each()] == list(told)
+        assert [len(one.slots) for one in told] == list(ready.rows)
+        assert whole.batch == pa.concat_batches([one.batch for one in ready.each()])
         store.flush()
 
 
@@ -72,7 +77,15 @@ def test_a_group_ends_by_its_bytes(store: Store, monkeypatch: pytest.MonkeyPatch
     none is left out."""
     refs = put(store, 3)
     monkeypatch.setattr(bundles, "AT_ONCE_BYTES", 1)
-    assert [len(wrapped_next(store, refs[at:], ALL, {})) for at in range(2)] == [1, 1]
+    assert [len(ready_next(store, refs[at:], ALL, {}).rows) for at in range(2)] == [1, 1]
+
+
+def test_a_group_ends_by_what_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario: attributes of 800 bytes in 200 characters, where a group has 1,000 bytes.
+    Guarantee: bytes count, so that no message is longer than its reader takes."""
+    refs = [store.put({}, attributes={"k": "\U0001f600" * 200}).wait().ref for _ in range(5)]
+    monkeypatch.setattr(bundles, "AT_ONCE_BYTES", 1_000)
+    assert len(ready_next(store, refs, ALL, {}).rows) == 2
 
 
 def test_what_comes_before_a_missing_bundle_is_sent(store: Store) -> None:
@@ -80,9 +93,9 @@ def test_what_comes_before_a_missing_bundle_is_sent(store: Store) -> None:
     asked for first, it is refused."""
     refs = put(store, 2)
     missing = [*refs, BundleRef(refs[0].segment_seq, 99), *refs]
-    assert len(wrapped_next(store, missing, ALL, {})) == 2
+    assert len(ready_next(store, missing, ALL, {}).rows) == 2
     with pytest.raises(NotFound):
-        wrapped_next(store, missing[2:], ALL, {})
+        ready_next(store, missing[2:], ALL, {})
 
 
 class _Handle:
@@ -127,7 +140,7 @@ def test_what_is_told_is_a_bundle_info(
     at = BundleRef(*ref)
     handle: Any = _Handle(at, meta, slots)
     delivered = None if delivery is None else Delivered(handle, delivery, reason)
-    said = encoded_info(at, meta, slots, delivered)
+    said = f'{{"v":1,{info_fields(at, meta, slots, delivered)}}}'.encode()
     if delivered is not None:
         assert said == delivered.info().encode()
     told = BundleInfo.decode(said)
