@@ -25,7 +25,7 @@ RESULTS = Path(__file__).with_name("results.json")
 PEERS: tuple[Peer, ...] = (Quiver(), Nats(), Redis())
 SIZES = {"10 KiB": 10 << 10, "100 KiB": 100 << 10, "1 MiB": 1 << 20}
 PRODUCERS = (1, 4)
-NBYTES = {10 << 10: 32 << 20, 100 << 10: 128 << 20, 1 << 20: 256 << 20}
+NBYTES = {10 << 10: 64 << 20, 100 << 10: 512 << 20, 1 << 20: 1 << 30}
 REPETITIONS = 3
 
 
