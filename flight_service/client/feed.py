@@ -130,6 +130,8 @@ class Feed:
         with self._lock:
             self._held.discard(ref)
             group = self._outcomes.say(ref, kind, reason, delay_ms, durable)
+            if kind == DEFERRED:
+                self._ask_anew()
             if self._send_at is None:
                 self._send_at = time.monotonic() + LINGER
                 self._work.notify()
@@ -356,6 +358,12 @@ class Feed:
             if ref in self._held:
                 self._held.discard(ref)
                 self._outcomes.say(ref, DEFERRED, "dropped by the client", None, False)
+                self._ask_anew()
+
+    def _ask_anew(self) -> None:
+        """A bundle comes again: what was asked before, answered or not, no longer tells
+        whether everything has come."""
+        self._ping, self._idle = None, False
 
     def _compose(self) -> list[ClientMessage]:
         """All there is to say, in one go; the last one carries credit and sign of life."""

@@ -28,6 +28,9 @@ from quiver.errors import NotFound, QuiverError
 
 PUSH_WAIT: Final = 0.5
 """The pusher looks up this often: is the server stopping, has the lease ended?"""
+BURIAL_WAIT: Final = 2.0
+"""Whoever asks whether everything was sent hears so when what was poison is a dead letter,
+so that it can be looked at; a stream of the dead that has no room delays it by this much."""
 
 
 class ExchangeCall:
@@ -162,8 +165,11 @@ class ExchangeCall:
                 if claimed and not self._send(claimed):
                     return
                 self._tell_expired()
+                idle = claimed == []
+                if asked and idle:
+                    self._desk.await_burials(BURIAL_WAIT)
                 for number in asked:
-                    self._tell(ServerMessage(type="pong", id=number, idle=claimed == []))
+                    self._tell(ServerMessage(type="pong", id=number, idle=idle))
         except (ServiceError, QuiverError) as error:
             self._fail(service_error(error))
         except Exception as error:

@@ -229,6 +229,12 @@ class Desk:
         with self._lock:
             self._forget(ref)  # first: who is not busy any more has told what to write down
             self._buried.pop(ref, None)
+            self._room.notify_all()
+
+    def await_burials(self, timeout: float) -> bool:
+        """Wait until what turned out to be poison is in the stream of the dead."""
+        with self._room:
+            return self._room.wait_for(lambda: not self._buried, timeout)
 
     # Outcomes
 

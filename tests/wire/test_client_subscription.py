@@ -22,7 +22,11 @@ from flight_service.client import (
     Stream,
     connect,
 )
+from flight_service.client.call import Arrived, Call
+from flight_service.protocol.exchange import ServerMessage
 from flight_service.server import Server
+from flight_service.server.claims import Poison
+from flight_service.server.dead_letters import DeadLetters
 from tests.wire.bare import logs
 from tests.wire.conftest import MakeServer
 from tests.wire.process import ServerProcess
@@ -51,6 +55,16 @@ def fill(stream: Stream, numbers: range) -> None:
 def number_of(bundle: Delivered) -> int:
     value: int = bundle["Logs"]["n"][0].as_py()
     return value
+
+
+def deliveries_when_all_fail(stream: Stream, name: str) -> list[int]:
+    """Drain and defer, each time at once: the counts that came with what was delivered."""
+    with stream.subscribe(name, follow=False) as bundles:
+        seen = []
+        for bundle in bundles:
+            seen.append(bundle.delivery)
+            bundle.defer(0)
+        return seen
 
 
 def drain(stream: Stream, name: str) -> list[int]:
@@ -383,3 +397,61 @@ def test_a_subscriber_lets_a_server_that_stops_go(tmp_path: Path) -> None:
             bundle = bundles.next_bundle(timeout=60)
             assert bundle is not None
             assert number_of(bundle) == 2
+
+
+def test_an_answer_from_before_a_deferral_ends_no_drain(
+    q: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario: "is that all?" was asked before a bundle was deferred, and the answer comes
+    late. Guarantee: the drain goes on, since the bundle comes again."""
+    stream = q.stream("t")
+    fill(stream, range(1))
+    stream.register("fragile", max_deliveries=3)
+    deferred, answered = threading.Event(), threading.Event()
+    received = Call.incoming
+
+    def late(call: Call) -> Iterator[ServerMessage | list[Arrived]]:
+        """The first bundle and the answer arrive together, in that order, and the answer is
+        looked at only when something was deferred."""
+        first: list[list[Arrived]] = []
+        for message in received(call):
+            if not deferred.is_set() and not isinstance(message, ServerMessage):
+                first.append(message)
+                continue
+            if not deferred.is_set() and isinstance(message, ServerMessage) and message.idle:
+                yield from first
+                assert deferred.wait(10)
+                yield message
+                answered.set()
+            else:
+                yield message
+
+    monkeypatch.setattr(Call, "incoming", late)
+    defer = Delivered.defer
+
+    def tell(bundle: Delivered, delay: float | None = None, reason: str = "") -> None:
+        defer(bundle, delay, reason)
+        deferred.set()
+        assert answered.wait(10)
+
+    monkeypatch.setattr(Delivered, "defer", tell)
+    assert deliveries_when_all_fail(stream, "fragile") == [1, 2, 3]
+
+
+def test_when_a_drain_ends_poison_is_a_dead_letter(
+    q: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario: the dead letter takes a while to be written. Guarantee: the drain ends when
+    it is there to be looked at."""
+    stream = q.stream("t")
+    fill(stream, range(1))
+    stream.register("fragile", max_deliveries=1)
+    bury = DeadLetters._bury
+
+    def slowly(dead: DeadLetters, poison: Poison) -> None:
+        time.sleep(0.5)
+        bury(dead, poison)
+
+    monkeypatch.setattr(DeadLetters, "_bury", slowly)
+    assert deliveries_when_all_fail(stream, "fragile") == [1]
+    assert drain(q.stream("t-dead"), "reader") == [0]
