@@ -62,6 +62,7 @@ class MemoryBudget:
         self._lock = threading.Lock()
         self._shares: list[MemoryShare] = []
         self._measured_at = float("-inf")
+        self._was_pressed = False
 
     @property
     def used(self) -> int:
@@ -85,12 +86,17 @@ class MemoryBudget:
             if not again and 0 <= now - self._measured_at < MEASURE_SECONDS:
                 return
             self._measured_at = now
-            held = sorted(((one.held(), one) for one in self._shares), key=lambda pair: -pair[0])
-            total = sum(nbytes for nbytes, _ in held)
+            total = self.used
             # From three quarters on, down to a half: the largest first, since many small
             # segments would help nobody.
-            excess = total - self.cap // 2 if 4 * total >= 3 * self.cap else 0
-            for nbytes, share in held:
-                share.full = total >= self.cap
-                share.press = excess > 0 and nbytes > 0
-                excess -= nbytes
+            is_pressed = 4 * total >= 3 * self.cap
+            if is_pressed or self._was_pressed:  # mostly not, and there may be hundreds
+                self._set_flags(total, total - self.cap // 2 if is_pressed else 0)
+            self._was_pressed = is_pressed
+
+    def _set_flags(self, total: int, excess: int) -> None:
+        held = sorted(((one.held(), one) for one in self._shares), key=lambda pair: -pair[0])
+        for nbytes, share in held:
+            share.full = total >= self.cap
+            share.press = excess > 0 and nbytes > 0
+            excess -= nbytes

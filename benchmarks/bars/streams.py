@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from benchmarks.bar import Bar, Pair, Scale
 from benchmarks.flight.processes import producers, quiver_server
-from benchmarks.flight.puts import Load, Side
+from benchmarks.flight.puts import Load, Side, settle
 from flight_service.client import Client, connect
 
 STREAMS = 500
@@ -31,6 +31,7 @@ def prepare(directory: Path, scale: Scale) -> Iterator[Pair]:
     ):
         for number in range(5 if scale.is_quick else STREAMS - 1):
             among.create_stream(f"other{number}").put({"Logs": BATCH})
+        settle(many)  # their segments are written five seconds later
 
         def turn(side: Side, client: Client) -> float:
             stream = f"bench{next(numbers)}"

@@ -83,14 +83,14 @@ class Side:
         for worker in self.workers:
             worker.result()
         elapsed = time.perf_counter() - began
-        _settle(server)
+        settle(server)
         nbytes = float(count * len(self.workers) * telemetry(load.size).serialize().size)
         self.cpu += server.cpu_seconds - before
         self.nbytes += nbytes
         return nbytes / elapsed / 1e6
 
 
-def _settle(server: ServerProcess) -> None:
+def settle(server: ServerProcess) -> None:
     """Wait until a server has nothing left to do: it must not disturb the other's turn."""
     busy = server.cpu_seconds
     while True:
@@ -116,7 +116,7 @@ def put_alone(root: Path, load: Load, scale: Scale) -> Iterator[Callable[[], flo
 def _put_once(side: Side, client: Client, stream: str, scale: Scale) -> float:
     figure = side.turn(stream, scale)
     client.delete_stream(stream)
-    _settle(side.server)
+    settle(side.server)
     return figure
 
 
