@@ -16,8 +16,8 @@ from quiver.clock import Clock, IngestionClock
 from quiver.config import Config
 from quiver.errors import Backpressure, IoFault, QuiverError, Reason
 from quiver.format.commit import Commit, CommittedFile, encode_commit
+from quiver.format.keys import KeyRecord
 from quiver.format.record import BundleMeta
-from quiver.format.state import KeyRecord
 from quiver.format.wal_entry import (
     COMMIT,
     SLOT_NAME,

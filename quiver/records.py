@@ -15,6 +15,7 @@ from quiver import metrics as m
 from quiver.errors import StorageFull
 from quiver.events import DISK_FULL, DISK_RECOVERED
 from quiver.format.floor import FLOOR_PATH, Floor, encode_floor, gone_below
+from quiver.format.keys import WindowEncoder
 from quiver.format.state import STATE_NAME, Checkpoint, encode_state
 from quiver.gate import Gate
 from quiver.parts import Parts
@@ -30,6 +31,7 @@ class Records:
         self._lock = lock
         self._floor = floor
         self._state = state
+        self._windows = WindowEncoder()
         self.disk_full = False
         self.last_progress = parts.clock.monotonic()
 
@@ -66,7 +68,8 @@ class Records:
                 loss_totals=parts.ledger.totals,
             )
             try:
-                self.guarded(lambda: parts.disk.replace(STATE_NAME, encode_state(state)))
+                data = encode_state(state, self._windows)
+                self.guarded(lambda: parts.disk.replace(STATE_NAME, data))
             except BaseException:
                 parts.ledger.dirty = parts.ledger.dirty or ledger_was_dirty
                 raise

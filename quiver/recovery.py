@@ -53,8 +53,9 @@ from quiver.events import (
 )
 from quiver.format.commit import Commit
 from quiver.format.floor import FLOOR_PATH, Floor, encode_floor, gone_below
+from quiver.format.keys import KeyRecord
 from quiver.format.stage import STAGES
-from quiver.format.state import STATE_NAME, Checkpoint, KeyRecord, Loss, encode_state
+from quiver.format.state import STATE_NAME, Checkpoint, Loss, encode_state
 from quiver.format.wal_header import layout_hash
 from quiver.ids import BundleRef
 from quiver.ledger import Ledger

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from quiver.errors import WalCorrupt
 from quiver.format.commit import Commit
 from quiver.format.ipc import MAX_KNOWN, parse_stream
+from quiver.format.keys import KeyRecord
 from quiver.format.record import BundleMeta, EncodedSlot
 from quiver.format.schema import SchemaMessage
-from quiver.format.state import KeyRecord
 from quiver.format.wal_entry import BundleEntry
 from quiver.ids import BundleRef
 from quiver.segment.accumulator import OpenSegment

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 from quiver.format.commit import Commit
 from quiver.format.state import AppRecord
-from quiver.window import drop_oldest
 
 
 def record_of(commit: Commit) -> AppRecord:
@@ -73,7 +72,7 @@ class Transactions:
             return
         records.pop(record.app, None)
         records[record.app] = record
-        drop_oldest(records, self._max_count, record.ts_ns - self._max_age_ns)
+        _drop_oldest(records, self._max_count, record.ts_ns - self._max_age_ns)
 
     def extend(self, records: Iterable[AppRecord]) -> None:
         """Remember many, oldest first."""
@@ -88,3 +87,11 @@ class Transactions:
     def snapshot(self, before: int) -> tuple[AppRecord, ...]:
         """All records with a sequence below ``before``, oldest first."""
         return tuple(record for record in self._records.values() if record.sequence < before)
+
+
+def _drop_oldest(records: OrderedDict[str, AppRecord], max_count: int, oldest_ts: int) -> None:
+    """Let go of what is too old or too many, from the front: oldest first."""
+    while records:
+        if len(records) <= max_count and next(iter(records.values())).ts_ns >= oldest_ts:
+            return
+        records.popitem(last=False)

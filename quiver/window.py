@@ -7,22 +7,12 @@ says.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable
-from typing import TypeVar
 
 from quiver.errors import KeyConflict
-from quiver.format.state import AppRecord, KeyRecord
-
-Remembered = TypeVar("Remembered", KeyRecord, AppRecord)
-
-
-def drop_oldest(records: OrderedDict[str, Remembered], max_count: int, oldest_ts: int) -> None:
-    """Let go of what is too old or too many, from the front: oldest first."""
-    while records:
-        if len(records) <= max_count and next(iter(records.values())).ts_ns >= oldest_ts:
-            return
-        records.popitem(last=False)
+from quiver.format.keys import KeyRecord, sequence_of
 
 
 class KeyWindow:
@@ -31,7 +21,10 @@ class KeyWindow:
     def __init__(self, max_count: int, max_age_ns: int) -> None:
         self._max_count = max_count
         self._max_age_ns = max_age_ns
-        self._records: OrderedDict[str, KeyRecord] = OrderedDict()
+        self._records: dict[str, KeyRecord] = {}
+        self._order: deque[KeyRecord] = deque()
+        """As they came, also those whose key has been taken again since: they go in their turn.
+        Beside the table, since that can't be gone through as fast."""
         self._none_before = 0
         """No record is older: so most of the time nobody has to look for those that are."""
 
@@ -53,13 +46,26 @@ class KeyWindow:
 
     def add(self, record: KeyRecord) -> None:
         """Remember a key; called in sequence order."""
-        records = self._records
-        records.pop(record.key, None)
-        records[record.key] = record
+        self._records[record.key] = record
+        self._order.append(record)
         oldest_ts = record.ts_ns - self._max_age_ns
-        if len(records) > self._max_count or self._none_before < oldest_ts:
-            drop_oldest(records, self._max_count, oldest_ts)
-            self._none_before = next(iter(records.values())).ts_ns if records else 0
+        if len(self._records) > self._max_count or self._none_before < oldest_ts:
+            self._drop_oldest(oldest_ts)
+
+    def _drop_oldest(self, oldest_ts: int) -> None:
+        """Let go of what is too old or too many."""
+        records, order = self._records, self._order
+        while order:
+            first = order[0]
+            if self._is_current(first):
+                if len(records) <= self._max_count and first.ts_ns >= oldest_ts:
+                    break
+                del records[first.key]
+            order.popleft()
+        self._none_before = order[0].ts_ns if order else 0
+
+    def _is_current(self, record: KeyRecord) -> bool:
+        return self._records.get(record.key) is record
 
     def extend(self, records: Iterable[KeyRecord]) -> None:
         """Remember many, oldest first."""
@@ -68,17 +74,21 @@ class KeyWindow:
 
     def forget_from(self, sequence: int) -> None:
         """Undo the newest: their group was never written."""
-        while self._records:
-            key, record = next(reversed(self._records.items()))
-            if record.sequence < sequence:
-                return
-            del self._records[key]
+        while self._order and self._order[-1].sequence >= sequence:
+            self._records.pop(self._order.pop().key, None)
 
     @property
     def newest_sequence(self) -> int | None:
         """The sequence of the newest key."""
-        return next(reversed(self._records.values())).sequence if self._records else None
+        return self._order[-1].sequence if self._order else None
 
     def snapshot(self, before: int) -> tuple[KeyRecord, ...]:
-        """All records with a sequence below ``before``, oldest first."""
-        return tuple(r for r in self._records.values() if r.sequence < before)
+        """All records with a sequence below ``before``, oldest first.
+
+        Called under the ingest lock, with up to 65,536 keys: so it looks at few of them.
+        """
+        found = tuple(self._order)
+        found = found[: bisect_left(found, before, key=sequence_of)]
+        if len(self._order) != len(self._records):
+            found = tuple(filter(self._is_current, found))
+        return found

@@ -15,23 +15,23 @@ The file is replaced as a whole, so it is a snapshot, never a log::
     …   window           Arrow IPC stream: the idempotency window, oldest first
     -4  crc32            u32 over all bytes before it
 
-The window is Arrow because it may hold 65,536 keys and is written each time a log file
-goes; the rest is JSON because people read it.
+The window (:mod:`quiver.format.keys`) is Arrow because it may hold 65,536 keys and is
+written each time a log file goes; the rest is JSON because people read it.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 
 from quiver.errors import StateCorrupt, UnsupportedVersion
 from quiver.format.crc import crc32
-from quiver.ids import BundleRef
+from quiver.format.keys import KeyRecord, WindowEncoder, decode_window
 
 STATE_NAME: Final = "quiver.state"
 _MAGIC: Final = b"QUIVER\0C"
@@ -51,27 +51,6 @@ _UNREADABLE: Final = (
     pa.ArrowException,
 )
 """What JSON and Arrow raise for bytes that no writer of ours wrote."""
-
-_WINDOW = pa.schema(
-    [
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("hash", pa.binary(32), nullable=False),
-        pa.field("segment_seq", pa.uint64(), nullable=False),
-        pa.field("bundle_index", pa.uint32(), nullable=False),
-        pa.field("sequence", pa.uint64(), nullable=False),
-        pa.field("ts", pa.int64(), nullable=False),
-    ]
-)
-
-
-class KeyRecord(NamedTuple):
-    """One remembered idempotency key."""
-
-    key: str
-    content_hash: bytes
-    ref: BundleRef
-    sequence: int
-    ts_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +106,8 @@ class Checkpoint:
     transactions: tuple[AppRecord, ...] = ()
 
 
-def encode_state(state: Checkpoint) -> bytes:
-    """The file's bytes."""
+def encode_state(state: Checkpoint, windows: WindowEncoder | None = None) -> bytes:
+    """The file's bytes; whoever writes many in a row keeps ``windows`` for them."""
     document: dict[str, Any] = {
         "slots": dict(state.slots),
         "subscribers": list(state.subscribers),
@@ -144,7 +123,7 @@ def encode_state(state: Checkpoint) -> bytes:
     if state.transactions:
         document["transactions"] = [list(astuple(record)) for record in state.transactions]
     text = json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
-    window = _encode_window(state.window)
+    window = (windows or WindowEncoder()).encode(state.window)
     header = _HEADER.pack(
         _MAGIC,
         _VERSION,
@@ -195,7 +174,7 @@ def decode_state(data: bytes) -> Checkpoint:
             losses=tuple(Loss(*row) for row in document["losses"]),
             loss_totals=document["loss_totals"],
             adoption=None if adoption is None else Adoption(adoption[0], tuple(adoption[1])),
-            window=_decode_window(window),
+            window=decode_window(window),
             transactions=tuple(AppRecord(*row) for row in document.get("transactions", ())),
         )
     except _UNREADABLE as error:
@@ -226,37 +205,6 @@ def _is_sound(document: dict[str, Any]) -> bool:
 
 def _is_counts(value: object) -> bool:
     return isinstance(value, dict) and all(type(number) is int for number in value.values())
-
-
-def _encode_window(records: Sequence[KeyRecord]) -> bytes:
-    if not records:
-        return b""
-    columns = [
-        pa.array([r.key for r in records], pa.string()),
-        pa.array([r.content_hash for r in records], pa.binary(32)),
-        pa.array([r.ref[0] for r in records], pa.uint64()),
-        pa.array([r.ref[1] for r in records], pa.uint32()),
-        pa.array([r.sequence for r in records], pa.uint64()),
-        pa.array([r.ts_ns for r in records], pa.int64()),
-    ]
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, _WINDOW) as writer:
-        writer.write_batch(pa.record_batch(columns, schema=_WINDOW))
-    return bytes(sink.getvalue())
-
-
-def _decode_window(data: bytes) -> tuple[KeyRecord, ...]:
-    if not data:
-        return ()
-    table = pa.ipc.open_stream(data).read_all()
-    if table.schema != _WINDOW or any(column.null_count for column in table.columns):
-        raise ValueError("the window is not what it should be")
-    table.validate(full=True)  # Arrow would follow an offset wherever it leads
-    columns = [table.column(name).to_pylist() for name in _WINDOW.names]
-    return tuple(
-        KeyRecord(key, digest, BundleRef(segment, index), sequence, ts)
-        for key, digest, segment, index, sequence, ts in zip(*columns, strict=True)
-    )
 
 
 def _damaged(what: str) -> StateCorrupt:

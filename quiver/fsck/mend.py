@@ -21,10 +21,11 @@ from quiver.disk.lock import StoreLock
 from quiver.errors import Damage, LimitExceeded, QuiverError
 from quiver.format.crc import crc32
 from quiver.format.floor import FLOOR_PATH, Floor, encode_floor, gone_below
+from quiver.format.keys import KeyRecord
 from quiver.format.progress import Progress, SegmentProgress
 from quiver.format.record import LOST_ATTRIBUTE, BundleMeta
 from quiver.format.stage import STAGES
-from quiver.format.state import STATE_NAME, Checkpoint, KeyRecord, Loss, encode_state
+from quiver.format.state import STATE_NAME, Checkpoint, Loss, encode_state
 from quiver.fsck.index import Place
 from quiver.fsck.look import Watch
 from quiver.fsck.repair import Plan

@@ -16,7 +16,8 @@ from quiver.disk.memory import MemoryDisk
 from quiver.engine import Store
 from quiver.errors import StateCorrupt
 from quiver.format.crc import crc32
-from quiver.format.state import Checkpoint, KeyRecord, decode_state, encode_state
+from quiver.format.keys import KeyRecord
+from quiver.format.state import Checkpoint, decode_state, encode_state
 from quiver.ids import BundleRef
 from quiver.segment import SegmentReader, segment_path, write_segment
 from tests.support.faulty import Fault, FaultyDisk
