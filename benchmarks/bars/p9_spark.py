@@ -86,6 +86,6 @@ P9 = Bar(
     prepare=prepare,
     mark=0.8,
     goal=0.95,
-    repetitions=5,
+    repetitions=9,
     needs="pyspark",
 )
