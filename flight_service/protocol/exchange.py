@@ -164,7 +164,8 @@ class ServerMessage(Message):
     idle: bool = of(
         BOOL,
         default=False,
-        doc="pong: every bundle that could be handed out was sent before this message.",
+        doc="pong: every bundle that could be handed out was sent before this message, and what was"
+        " poison is a dead letter, if there was room for it.",
     )
     code: str | None = of(text(64), default=None, doc="error: what was wrong with a message.")
     reason: str | None = of(TEXT, default=None, doc="error: the same for people.")
