@@ -128,10 +128,7 @@ class Feed:
         """An outcome for a bundle in the user's hands."""
         delay_ms = None if delay is None else max(0, round(delay * 1000))
         with self._lock:
-            self._held.discard(ref)
-            group = self._outcomes.say(ref, kind, reason, delay_ms, durable)
-            if kind == DEFERRED:
-                self._ask_anew()
+            group = self._decide(ref, kind, reason, delay_ms, durable)
             if self._send_at is None:
                 self._send_at = time.monotonic() + LINGER
                 self._work.notify()
@@ -356,14 +353,17 @@ class Feed:
         while self._abandoned:
             ref = self._abandoned.popleft()
             if ref in self._held:
-                self._held.discard(ref)
-                self._outcomes.say(ref, DEFERRED, "dropped by the client", None, False)
-                self._ask_anew()
+                self._decide(ref, DEFERRED, "dropped by the client", None, False)
 
-    def _ask_anew(self) -> None:
-        """A bundle comes again: what was asked before, answered or not, no longer tells
-        whether everything has come."""
-        self._ping, self._idle = None, False
+    def _decide(
+        self, ref: Ref, kind: str, reason: str, delay_ms: int | None, durable: bool
+    ) -> Group:
+        self._held.discard(ref)
+        if kind == DEFERRED:
+            # It comes again: what was asked before, answered or not, no longer tells whether
+            # everything has come.
+            self._ping, self._idle = None, False
+        return self._outcomes.say(ref, kind, reason, delay_ms, durable)
 
     def _compose(self) -> list[ClientMessage]:
         """All there is to say, in one go; the last one carries credit and sign of life."""

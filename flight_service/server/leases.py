@@ -231,10 +231,10 @@ class Desk:
             self._buried.pop(ref, None)
             self._room.notify_all()
 
-    def await_burials(self, timeout: float) -> bool:
+    def await_burials(self, timeout: float) -> None:
         """Wait until what turned out to be poison is in the stream of the dead."""
         with self._room:
-            return self._room.wait_for(lambda: not self._buried, timeout)
+            self._room.wait_for(lambda: not self._buried, timeout)
 
     # Outcomes
 

@@ -76,7 +76,7 @@ class QuiverDataSource(Travels, DataSource):
         request = self._complete(request_of(values))
         return BatchReader(link_of(values), request, self._wanted(schema), self._inferred)
 
-    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
         """For ``spark.readStream``."""
         values = values_of(self.options, READ_STREAM)
         request = self._complete(request_of(values))
