@@ -57,6 +57,10 @@ ADVICE: Final[Mapping[str, Advice]] = {
         "A key came back with other content.",
         "The producer makes keys that don't name their content, or its retries differ.",
     ),
+    "forked": Advice(
+        "A forked child used a store, or a client, that its parent opened.",
+        "Open in the child, or start it with `spawn`; processes share data through a server.",
+    ),
     "schema_changes": Advice(
         "One slot-mode ticket over bundles of several schemas.",
         "Use the endpoints of GetFlightInfo, or bundle mode.",
@@ -127,6 +131,10 @@ ADVICE: Final[Mapping[str, Advice]] = {
         "Clients wait and retry. If it lasts: [see](#puts-have-to-wait).",
     ),
     "storage_full": Advice("The file system is full.", "Make room: [see](#a-full-disk)."),
+    "out_of_resources": Advice(
+        "The process has no file descriptor left, or the kernel no memory, to open a file.",
+        "Clients retry. If it lasts: [see](#few-file-descriptors).",
+    ),
     "busy": Advice("It can be had, but not now.", "Retry after `retry_after_ms`."),
     "too_many_calls": Advice(
         "A cap on calls is reached.",
@@ -143,9 +151,8 @@ ADVICE: Final[Mapping[str, Advice]] = {
     "timeout": Advice("A wait ended first.", "Wait longer; what was put may still become durable."),
     "cancelled": Advice("The caller gave up.", "Nothing.", Fault.CALLER),
     "out_of_turn": Advice(
-        "In a receipt: an earlier bundle of this DoPut has to be sent again first.",
+        "An earlier bundle of this DoPut, or the one before in `put(after=…)`, has to come first.",
         "Resend from that one on; our client does.",
-        Fault.LOAD,
     ),
     "store_locked": Advice(
         "Another process writes to this directory; the message names it.",
@@ -215,7 +222,6 @@ def error_table() -> str:
         fault = known[code].fault if code in known else advice.fault
         retry = known[code].retryable if code in known else code in RETRYABLE_CODES
         kind = error_class(code).__name__.removeprefix("Flight").removesuffix("Error")
-        retry = retry or code == "out_of_turn"
         rows.append(
             (f"`{code}`", advice.meaning, str(fault), "yes" if retry else "no", kind, advice.todo)
         )

@@ -25,10 +25,10 @@ readable) → ``subscriber`` (made delivered).  Imports point downwards in this 
 ``sealing`` ``sweeping`` ``records``     writes segments; deletes, on record; the small files
 ``admission`` ``ingest`` ``preparing``   is there room; under the lock; before the lock
 ``staging`` ``merging`` ``publishing``   transactions: written, put together, made segments
-``reading`` ``lag`` ``parts``            a bundle by its ref; how far behind; what is shared
+``healing`` ``lag`` ``parts``            damage while serving; how far behind; what is shared
 ``schemas``                              which schemas the slots have, from directories
 ``recovery`` ``survey`` ``replay``       from what a crash left to a store; ``fsck``: offline
-``tail`` ``receipt`` ``window``          what is in memory; answers; keys; ``ledger``: losses
+``receipt`` ``window`` ``ledger``        answers; keys; losses
 ``stages`` ``transactions``              what is staged; which versions are committed
 ``wal`` ``segment`` ``subscriber``       the three steps, which don't know each other
 ``format`` ``disk``                      bytes ↔ values; the only door to the system

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from quiver.alignment import (
     Alignment,
+    Entry,
     Sealed,
     align,
     doubled,
@@ -22,30 +24,35 @@ from quiver.alignment import (
     in_order,
     starts_at_zero,
 )
+from quiver.disk import quarantine
 from quiver.disk.disk import Disk
-from quiver.errors import Damage, QuiverError
+from quiver.errors import Damage
 from quiver.events import (
     FOREIGN_ADOPTED,
     SEGMENT_QUARANTINED,
     SEGMENT_REBUILT,
     get_logger,
 )
-from quiver.foreign import plan_refs
-from quiver.format.crc import crc32
-from quiver.format.floor import FLOOR_PATH, Floor, encode_floor, gone_below
-from quiver.format.progress import Progress
+from quiver.fates import Found
+from quiver.foreign import ForeignPlan, Positioned, plan_refs
+from quiver.format.floor import FLOOR_PATH, Floor, encode_floor
 from quiver.format.state import STATE_NAME, Adoption, encode_state
 from quiver.ids import BundleRef
-from quiver.replay import encoded_slots, entry_meta
+from quiver.replay import Replay, build_segment, entry_content
 from quiver.segment.accumulator import OpenSegment
-from quiver.segment.catalog import Catalog
 from quiver.segment.info import segment_path
-from quiver.segment.reader import SegmentReader
+from quiver.segment.segments import Segments, floor_of
 from quiver.segment.writer import write_segment
-from quiver.survey import Survey, first_free_segment
+from quiver.survey import Findings
 from quiver.wal.contents import LogEntry
 from quiver.wal.files import CURSOR, DIRECTORY, log_names
-from quiver.wal.repair import QUARANTINE
+
+
+class ForeignEntry(Entry, Positioned, Protocol):
+    """A log entry of the Rust crate, or a place where one can be read again."""
+
+
+F = TypeVar("F", bound=ForeignEntry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +69,47 @@ class Adopted:
     unfinished: frozenset[int] = frozenset()
 
 
-def adopt(disk: Disk, catalog: Catalog, found: Survey, slot_names: Mapping[int, str]) -> Adopted:
+def adopt(
+    disk: Disk, segments: Segments, found: Findings[Replay], slot_names: Mapping[int, str]
+) -> Adopted:
     """Take over what the crate left; nothing if it left nothing."""
     if not found.log.foreign and found.basics.known_state.adoption is None:
         return Adopted()
-    return _Adopting(disk, catalog, found, slot_names).run()
+    return _Adopting(disk, segments, found, slot_names).run()
+
+
+def align_foreign(found: Found, plan: ForeignPlan[F], sealed: Mapping[int, Sealed]) -> Alignment[F]:
+    """The log entries of bundles that are in segments of the Rust crate, or were."""
+    damaged = found.files.damaged
+    listed = {seq for one in found.basics.known_progress.values() for seq in one.entries}
+    counts = {seq: foreign_count(found, seq) for seq in {*damaged, *listed}}
+    segments = in_order(sealed, damaged, counts)
+    return align(plan.in_segments, segments, from_first=starts_at_zero(found.log))
+
+
+def foreign_count(found: Found, seq: int) -> int | None:
+    """How many bundles an unreadable segment had, if anything still says so."""
+    info = found.files.infos.get(seq)
+    if info is not None:
+        return info.bundle_count
+    known = found.basics.known_progress.values()
+    return max((p.entries[seq].bundle_count for p in known if seq in p.entries), default=None)
 
 
 class _Adopting:
     def __init__(
-        self, disk: Disk, catalog: Catalog, found: Survey, slot_names: Mapping[int, str]
+        self, disk: Disk, segments: Segments, found: Findings[Replay], slot_names: Mapping[int, str]
     ) -> None:
         self._disk = disk
-        self._catalog = catalog
+        self._segments = segments
         self._found = found
         self._slot_names = slot_names
         self._log = get_logger()
+        self._plan = found.foreign_plan(found.replay.foreign)
         pending = found.basics.known_state.adoption
         self._pending = pending
         self._first = (
-            first_free_segment(found, (info.seq for info in catalog.infos))
+            found.first_free_segment(info.seq for info in segments.infos())
             if pending is None
             else pending.first_segment
         )
@@ -89,18 +117,16 @@ class _Adopting:
     def run(self) -> Adopted:
         found = self._found
         sealed = self._check_covered()
-        alignment = self._align(sealed)
+        alignment = align_foreign(found, self._plan, sealed)
         rebuilt, quarantined = self._rebuild(alignment)
-        segments = [] if self._is_done() else _planned(found.foreign.entries, self._first)
+        segments = [] if self._is_done() else _planned(self._plan.entries, self._first)
         bundles = sum(segment.bundle_count for segment in segments)
         maybe_doubled = None
         if bundles:
             ordered = [sealed[seq] for seq in sorted(sealed)]
-            maybe_doubled = found.foreign.doubtful or fallen_back(
-                doubled(found.foreign.entries, ordered)
-            )
+            maybe_doubled = self._plan.doubtful or fallen_back(doubled(self._plan.entries, ordered))
         self._write(segments)
-        self._remove_log(keep=bool(found.sealed.damaged.keys() - alignment.unfinished))
+        self._remove_log(keep=bool(found.files.damaged.keys() - alignment.unfinished))
         if self._pending is not None or segments:
             self._keep_adoption(None)
         self._log.info(FOREIGN_ADOPTED, bundles=bundles, maybe_doubled=maybe_doubled)
@@ -111,68 +137,51 @@ class _Adopting:
         if self._pending is None:
             return False
         last = self._first + len(self._pending.counts)
-        return all(seq in self._catalog for seq in range(self._first, last))
+        return all(seq in self._segments for seq in range(self._first, last))
 
     # Segments that are there
 
     def _check_covered(self) -> dict[int, Sealed]:
         """The crate's newest segments, every byte checked, as far as the log covers them."""
         sealed: dict[int, Sealed] = {}
-        covered = len(self._found.foreign.in_segments)
-        behind = bool(self._found.foreign.entries)
-        for info in reversed(self._catalog.infos):
+        covered = len(self._plan.in_segments)
+        behind = bool(self._plan.entries)
+        for info in reversed(self._segments.infos()):
             if info.seq >= self._first:
                 continue
             if covered <= 0 and not behind:
                 break
             behind = False  # the newest one tells whether the cursor has fallen back
             try:
-                self._catalog.reader(info.seq)
+                self._segments.reader(info.seq)
             except Damage as damage:
-                self._found.sealed.damaged[info.seq] = damage
+                self._found.files.damaged[info.seq] = damage
             else:
-                sealed[info.seq] = Sealed(info.seq, info.bundle_count, self._catalog.reader)
+                sealed[info.seq] = Sealed(info.seq, info.bundle_count, self._segments.reader)
             covered -= info.bundle_count
         return sealed
-
-    def _align(self, sealed: Mapping[int, Sealed]) -> Alignment[LogEntry]:
-        found = self._found
-        progress = [p for p in found.basics.progress.values() if isinstance(p, Progress)]
-        counts: dict[int, int | None] = {
-            seq: entry.bundle_count for one in progress for seq, entry in one.entries.items()
-        }
-        for seq in found.sealed.damaged:
-            counts[seq] = _count_of(self._disk, seq) or counts.get(seq)
-        segments = in_order(sealed, found.sealed.damaged, counts)
-        return align(found.foreign.in_segments, segments, from_first=starts_at_zero(found.log))
 
     def _rebuild(self, alignment: Alignment[LogEntry]) -> tuple[tuple[int, ...], tuple[str, ...]]:
         rebuilt: list[int] = []
         aside: list[str] = []
-        for seq, damage in sorted(self._found.sealed.damaged.items()):
+        for seq, damage in sorted(self._found.files.damaged.items()):
             entries = alignment.of(seq)
-            count = _count_of(self._disk, seq) or len(entries)
+            count = foreign_count(self._found, seq) or len(entries)
             if not entries or len(entries) < count:
                 continue
             # A copy, since the new file takes the place of the old one in one step: between
             # the two there must be no moment in which nobody knows of this segment.
-            copy = self._copy_aside(segment_path(seq))
+            copy = quarantine.copy(self._disk, segment_path(seq))
             self._log.error(SEGMENT_QUARANTINED, segment=seq, file=copy, error=str(damage))
-            segment = _segment(seq, (entries[BundleRef(seq, index)] for index in range(count)))
-            self._catalog.add(write_segment(self._disk, segment, self._slot_names))
+            bundles = (entries[BundleRef(seq, index)].bundle() for index in range(count))
+            segment = build_segment(seq, map(entry_content, bundles))
+            self._segments.rebuilt(segment, replaces_file=True)
+            self._segments.sealed(write_segment(self._disk, segment, self._slot_names))
             self._log.warning(SEGMENT_REBUILT, segment=seq)
-            del self._found.sealed.damaged[seq]
+            del self._found.files.damaged[seq]
             rebuilt.append(seq)
             aside.append(copy)
         return tuple(rebuilt), tuple(aside)
-
-    def _copy_aside(self, path: str) -> str:
-        data = self._disk.read(path)
-        copy = f"{QUARANTINE}/{path.rpartition('/')[2]}.{crc32(data):08x}"
-        self._disk.mkdir(QUARANTINE)
-        self._disk.fsync_dir("")
-        self._disk.replace(copy, data)
-        return copy
 
     # Segments to come
 
@@ -182,24 +191,20 @@ class _Adopting:
             counts = tuple(segment.bundle_count for segment in segments)
             self._keep_adoption(Adoption(self._first, counts))
         for segment in segments:
-            if segment.seq not in self._catalog:
-                self._catalog.add(write_segment(self._disk, segment, self._slot_names))
-        live = [info.seq for info in self._catalog.infos]
+            if segment.seq not in self._segments:
+                self._segments.sealed(write_segment(self._disk, segment, self._slot_names))
+        live = [info.seq for info in self._segments.infos()]
         following = max([self._first, *(seq + 1 for seq in live)])
-        floor = Floor(following, following, gone_below(following, live))
+        floor = floor_of(Floor(), next_segment=following, files=live)
         self._disk.replace(FLOOR_PATH, encode_floor(floor))
 
     def _remove_log(self, *, keep: bool) -> None:
-        if keep:
-            self._disk.mkdir(QUARANTINE)
-            self._disk.fsync_dir("")
         for name in log_names(self._disk):
             if keep:
-                self._disk.rename(name.path, f"{QUARANTINE}/{name.path.rpartition('/')[2]}")
-                self._disk.fsync_dir(QUARANTINE)
+                quarantine.move(self._disk, name.path)
             else:
                 self._disk.unlink(name.path)
-            self._disk.fsync_dir(DIRECTORY)
+                self._disk.fsync_dir(DIRECTORY)
         self._disk.unlink(CURSOR, missing_ok=True)
         self._disk.fsync_dir(DIRECTORY)
 
@@ -213,20 +218,7 @@ def _planned(entries: tuple[LogEntry, ...], first_segment: int) -> list[OpenSegm
     refs = plan_refs([len(entry.body) for entry in entries], first_segment)
     for ref, entry in zip(refs, entries, strict=True):
         planned.setdefault(ref.segment_seq, []).append(entry)
-    return [_segment(seq, part) for seq, part in planned.items()]
-
-
-def _segment(seq: int, entries: Iterable[LogEntry]) -> OpenSegment:
-    segment = OpenSegment(seq)
-    for entry in entries:
-        bundle = entry.bundle()
-        segment.append(encoded_slots(bundle), entry_meta(bundle))
-    return segment
-
-
-def _count_of(disk: Disk, seq: int) -> int | None:
-    """How many bundles a damaged file says it has, if it can still be asked."""
-    try:
-        return len(SegmentReader.open(disk, seq, mode="pread", verify=False))
-    except (FileNotFoundError, QuiverError):
-        return None
+    return [
+        build_segment(seq, (entry_content(entry.bundle()) for entry in part))
+        for seq, part in planned.items()
+    ]

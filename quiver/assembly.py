@@ -14,9 +14,10 @@ from structlog.stdlib import BoundLogger
 
 from quiver import metrics as m
 from quiver.budget import DiskBudget
-from quiver.clock import Clock
+from quiver.clock import Clock, StoreTimes
 from quiver.config import Config
 from quiver.delivery import Delivery
+from quiver.disk.descriptors import DESCRIPTORS
 from quiver.disk.disk import Disk
 from quiver.disk.reserve import Reserve
 from quiver.errors import QuiverError
@@ -26,16 +27,11 @@ from quiver.memory import MemoryBudget, MemoryShare
 from quiver.metrics import Metrics
 from quiver.parts import Parts
 from quiver.preparing import Preparation
-from quiver.reading import Reader
 from quiver.recovery import Recovered
-from quiver.replay import Replay
-from quiver.segment.accumulator import OpenSegment
 from quiver.staging import Staging
-from quiver.tail import Tail
 from quiver.upkeep import Upkeep
 from quiver.waiting import SealWait
 from quiver.wal.group import Commits
-from quiver.wal.reader import read_log
 from quiver.wal.writer import WalWriter
 
 
@@ -68,7 +64,7 @@ class Assembly:
             last.callback(self.parts.share.close)
             if self.memory is not None:
                 last.callback(self.memory.close)
-            last.callback(self.parts.catalog.close)
+            last.callback(self.parts.segments.close)
             if self.parts.wal is not None:
                 self.parts.wal.close()
 
@@ -88,10 +84,8 @@ def assemble(
 ) -> Assembly:
     """Make every part and introduce them."""
     lock = threading.Lock()
-    tail = Tail(config.segment, recovered.next_segment)
-    tail.adopt(recovered.segments)
-    for commit in recovered.commits:
-        tail.reserve(commit, durable=True)
+    segments = recovered.segments
+    times = StoreTimes(clock, recovered.mark, recovered.last_ts)
     wal = None
     if config.durability == "wal":
         wal = WalWriter(
@@ -101,6 +95,7 @@ def assemble(
             lock=lock,
             start=recovered.log,
             clock=clock,
+            times=times,
             on_durable=hooks.on_durable,
             on_rollback=hooks.on_rollback,
         )
@@ -112,11 +107,12 @@ def assemble(
         config,
         lock=lock,
         clock=clock,
-        last_ts=recovered.last_ts,
+        times=times,
         preparation=preparation,
         window=recovered.window,
         transactions=recovered.transactions,
-        tail=tail,
+        ledger=recovered.ledger,
+        segments=segments,
         wal=wal,
         waiter=commits or seal_wait,
         next_sequence=recovered.next_sequence,
@@ -129,9 +125,8 @@ def assemble(
         clock=clock,
         lock=lock,
         ingest=ingest,
-        tail=tail,
+        segments=segments,
         wal=wal,
-        catalog=recovered.catalog,
         registry=recovered.registry,
         slots=recovered.slots,
         ledger=recovered.ledger,
@@ -141,7 +136,7 @@ def assemble(
         metrics=metrics,
         log=log,
     )
-    share = None if memory is None else memory.join(lambda: tail.nbytes + parts.stages.memory)
+    share = None if memory is None else memory.join(lambda: segments.nbytes + parts.stages.memory)
     staging = Staging(parts, preparation)
     upkeep = Upkeep(
         parts,
@@ -149,23 +144,12 @@ def assemble(
         state=recovered.state,
         memory=share,
         staging=staging,
-        rebuild=lambda seq: _from_log(parts, seq),
         on_sealed=seal_wait.tell,
     )
-    reader = Reader(tail, recovered.catalog, upkeep.sweeping.lose)
-    delivery = Delivery(recovered.registry, reader, recovered.slots, clock, metrics)
+    delivery = Delivery(recovered.registry, segments, recovered.slots, clock, metrics)
     _watch_gauges(parts, where)
+    parts.ledger.show_in(metrics)
     return Assembly(parts, preparation, commits, seal_wait, staging, upkeep, delivery, share)
-
-
-def _from_log(parts: Parts, seq: int) -> OpenSegment | None:
-    """A segment put together again from the log, if that still has all of it."""
-    if parts.wal is None:
-        return None
-    replay = Replay(lambda number: number != seq, parts.ingest.next_sequence)
-    with parts.wal.at_rest():
-        read_log(parts.disk, layout_hash=None, visit=replay, salvage=True)
-    return next((segment for segment in replay.segments if segment.seq == seq), None)
 
 
 def _group_counter(metrics: Metrics, wal: WalWriter) -> Callable[[int, float], None]:
@@ -188,15 +172,16 @@ def _group_counter(metrics: Metrics, wal: WalWriter) -> Callable[[int, float], N
 def _watch_gauges(parts: Parts, where: str) -> None:
     """Gauges are read when somebody looks: nothing to keep up to date on the way."""
     gauge = parts.metrics.gauge
-    gauge(m.SEGMENT_OPEN_BYTES).watch(lambda: parts.tail.nbytes)
-    gauge(m.SEGMENT_COUNT).watch(lambda: len(parts.catalog))
-    gauge(m.SEGMENT_MAPPED).watch(lambda: parts.catalog.open_readers)
+    gauge(m.SEGMENT_OPEN_BYTES).watch(lambda: parts.segments.nbytes)
+    gauge(m.SEGMENT_COUNT).watch(lambda: len(parts.segments))
+    gauge(m.SEGMENT_MAPPED).watch(lambda: parts.segments.open_readers)
     gauge(m.SEGMENT_DISK_BYTES).watch(lambda: parts.usage().segments)
     gauge(m.STAGES).watch(lambda: len(parts.stages))
     gauge(m.STAGE_DISK_BYTES).watch(lambda: parts.stages.file_bytes)
     gauge(m.STAGE_MEMORY_BYTES).watch(lambda: parts.stages.memory)
     gauge(m.WAL_BYTES).watch(lambda: parts.usage().log)
     gauge(m.POISONED).watch(lambda: parts.disk.poison.cause is not None)
+    gauge(m.DESCRIPTORS_FREE).watch(lambda: DESCRIPTORS.headroom().free)
     gauge(m.CORE_BYTES, core_id=where).watch(lambda: parts.usage().on_disk)
     gauge(m.CORE_CAP_FRACTION, core_id=where).watch(
         lambda: parts.usage().on_disk / cap if (cap := parts.share.cap) else 0.0

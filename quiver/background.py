@@ -19,8 +19,9 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Final, Protocol
 
-from quiver.errors import InvalidInput, QuiverError
+from quiver.errors import Forked, InvalidInput, QuiverError
 from quiver.events import BACKGROUND_FAILED, get_logger
+from quiver.forking import guard
 
 TICK_SECONDS: Final = 0.02
 """How often a store is looked at that has something under way."""
@@ -83,6 +84,7 @@ class Background:
             self._thread("quiver-tick", self._run_ticks),
         ]
         self._flushers, self._workers = flushers, workers
+        guard(self)
         for thread in self._threads:
             thread.start()
 
@@ -189,7 +191,11 @@ class Background:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Forked:
+            if kind is None:  # an error on its way out says more
+                raise
 
 
 def _guarded(step: Callable[[], object]) -> bool:

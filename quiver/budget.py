@@ -31,6 +31,7 @@ from typing import Final
 
 from quiver.config import Config, smallest_cap
 from quiver.errors import ConfigError
+from quiver.forking import guard
 from quiver.units import format_size
 
 MIN_RETRY_MS: Final = 50
@@ -61,14 +62,12 @@ class Usage:
     reserve: int = 0
     stages: int = 0
     """Staged files: not committed, or not segments yet."""
-    mapped: int = 0
-    """Deleted files that a reader still maps: the file system has not freed them."""
     unwritten: int = 0
     """Payload in memory whose segment file is still to be written."""
 
     @property
     def on_disk(self) -> int:
-        return self.segments + self.log + self.reserve + self.stages + self.mapped
+        return self.segments + self.log + self.reserve + self.stages
 
     @property
     def committed(self) -> int:
@@ -193,6 +192,7 @@ class DiskBudget:
         self.cap = cap
         self._lock = threading.Lock()
         self._shares: dict[str, Share] = {}
+        guard(self)
 
     def register(self, name: str, config: Config) -> Share:
         """A share for one engine; refused if it, or another, could not work in its part."""

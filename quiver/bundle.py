@@ -104,6 +104,10 @@ class SlotTable:
         """A copy of the id → name mapping."""
         return dict(self._names)
 
+    def names_of(self, slots: Iterable[int]) -> dict[int, str]:
+        """The names of these ids, as far as they have some."""
+        return {slot: self._names[slot] for slot in slots if slot in self._names}
+
     def __contains__(self, name: object) -> bool:
         return name in self._ids
 

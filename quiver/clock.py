@@ -1,13 +1,34 @@
 """Time, from one place, so that tests can own it.
 
-Ingestion time drives retention and diagnostics, never order: order is the sequence.
-:class:`IngestionClock` therefore only promises not to run backwards.
+A wall clock jumps: NTP corrects it, an operator sets it, a virtual machine resumes.  No jump
+may forget, expire or delete anything, so a store keeps two times of its own
+(:class:`StoreTimes`):
+
+===============  ==========================================================================
+store time       what ages count in: keys, committed versions, stages, retention.  Runs with
+                 the monotonic clock while the store is open; at an open it is moved on by
+                 what the wall clock says has passed, one hour at most at once
+ingestion time   what a bundle is stamped with: the wall clock.  A jump is believed once it
+                 has lasted for :data:`PATIENCE` seconds
+===============  ==========================================================================
+
+Neither drives order: order is the sequence.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
+
+PATIENCE: Final = 60.0
+"""Seconds a jump of the wall clock must last before ingestion time follows it."""
+TOLERANCE: Final = 5.0
+"""Seconds by which wall and monotonic clock may differ between two looks without a jump."""
+DRIFT: Final = 1e-3
+"""… and the share of the time between the looks: clocks that are slewed differ slowly."""
+AT_ONCE: Final = 3600.0
+"""Most seconds by which an open moves store time on at once."""
+_NS: Final = 1_000_000_000
 
 
 class Clock(Protocol):
@@ -52,16 +73,91 @@ class ManualClock:
         self._now_ns += int(seconds * 1e9)
 
 
-class IngestionClock:
-    """Wall time that never goes back, not even across restarts (give it the last one)."""
+class TimeMark(NamedTuple):
+    """Store time and wall clock at one moment, as the checkpoint has them."""
 
-    def __init__(self, clock: Clock, last_ns: int = 0) -> None:
+    store_ns: int
+    wall_ns: int
+
+
+class StoreTimes:
+    """Store time and ingestion time of one open store.
+
+    ``mark`` is the newest pair that was recorded before, ``last_ns`` the newest ingestion
+    time; a new store has neither.  :meth:`now_ns` may be called from any thread;
+    :meth:`look` and :meth:`stamp` by one at a time.
+
+    What an open does not credit at once (the store was closed for two days, says the wall
+    clock) is credited when the wall clock has run on undisturbed for as long: by then it is
+    believed.
+    """
+
+    def __init__(self, clock: Clock, mark: TimeMark | None = None, last_ns: int = 0) -> None:
         self._clock = clock
+        self._wall = wall = clock.now_ns()
+        self._mono = mono = clock.monotonic()
+        self._opened = mono
+        self._undisturbed_since = mono
+        known = mark or TimeMark(last_ns or wall, last_ns or wall)
+        passed = max(0, wall - known.wall_ns)
+        at_once = min(passed, int(AT_ONCE * _NS))
+        self._base = known.store_ns + at_once
+        self._owed = passed - at_once
+        self.jumps = 0
+        """Jumps of the wall clock that were seen since the open."""
+        self.last_jump = 0.0
+        """By how many seconds the last one went, forward or (below 0) back."""
         self.last_ns = last_ns
+        """The newest ingestion time given out."""
+        self._stamped = mono
+        self._behind_since: float | None = None
 
-    def next_ns(self) -> int:
-        """Now, or the last time given if the wall clock has gone back since."""
-        now = self._clock.now_ns()
-        if now > self.last_ns:
-            self.last_ns = now
+    def now_ns(self) -> int:
+        """Store time."""
+        return self._base + int((self._clock.monotonic() - self._opened) * _NS)
+
+    def mark(self) -> TimeMark:
+        """For the checkpoint."""
+        return TimeMark(self.now_ns(), self._clock.now_ns())
+
+    def look(self) -> bool:
+        """Compare the clocks; whether the wall clock has jumped since the last look."""
+        wall, mono = self._clock.now_ns(), self._clock.monotonic()
+        elapsed = mono - self._mono
+        jump = (wall - self._wall) / _NS - elapsed
+        self._wall, self._mono = wall, mono
+        jumped = abs(jump) > TOLERANCE + DRIFT * elapsed
+        if jumped:
+            self.jumps += 1
+            self.last_jump = jump
+            self._undisturbed_since = mono
+        elif self._owed and (mono - self._undisturbed_since) * _NS >= self._owed:
+            self._base += self._owed
+            self._owed = 0
+        return jumped
+
+    def stamp(self) -> int:
+        """The ingestion time of a bundle.
+
+        After a jump forward time goes on by the monotonic clock until the jump is believed;
+        after one back it stands still, for :data:`PATIENCE` seconds at most, and then goes
+        back: a clock that was wrong for days must not be wrong for days more.
+        """
+        self.look()
+        wall, mono = self._wall, self._mono
+        elapsed, self._stamped = mono - self._stamped, mono
+        if wall >= self.last_ns:
+            self._behind_since = None
+            step = (wall - self.last_ns) / _NS - elapsed
+            believed = mono - self._undisturbed_since >= PATIENCE or not self.jumps
+            if believed or not self.last_ns or step <= TOLERANCE + DRIFT * elapsed:
+                self.last_ns = wall
+            else:
+                self.last_ns += int(elapsed * _NS)
+            return self.last_ns
+        if self._behind_since is None:
+            self._behind_since = mono
+        elif mono - self._behind_since >= PATIENCE:
+            self._behind_since = None
+            self.last_ns = wall
         return self.last_ns

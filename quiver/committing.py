@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quiver import metrics as m
+from quiver.disk import quarantine
 from quiver.errors import (
     Backpressure,
     Damage,
@@ -39,11 +40,10 @@ from quiver.format.state import AppRecord
 from quiver.ids import BundleRef
 from quiver.merging import Merge, discard, merge
 from quiver.parts import Parts
-from quiver.segment.aside import set_aside, settle_aside
+from quiver.segment.closing import Trigger
 from quiver.segment.stage import StageFile, check_committed
 from quiver.stages import Finished, Staged, StageInfo
 from quiver.staging import Stage, Staging, check_name, check_version
-from quiver.tail import Trigger
 from quiver.upkeep import Upkeep
 
 ASSIST_ROUNDS: Final = 4
@@ -108,7 +108,7 @@ class Committing:
 
     def _record(self, app: str) -> AppRecord | None:
         with self._parts.lock:
-            return self._parts.ingest.transactions.find(app, self._parts.clock.now_ns())
+            return self._parts.ingest.transactions.find(app, self._parts.ingest.times.now_ns())
 
     # Committing
 
@@ -187,8 +187,7 @@ class Committing:
         except Damage as damage:
             reason = damage.message.rstrip(".")
             with suppress(FileNotFoundError):
-                set_aside(self._parts.disk, file.path)
-                settle_aside(self._parts.disk, file.path)
+                quarantine.move(self._parts.disk, file.path)
         else:
             return
         self._parts.stages.unclaim([winner])
@@ -197,7 +196,7 @@ class Committing:
         self._parts.log.error(
             STAGE_DAMAGED, app=winner.key.app, attempt=winner.key.attempt, error=reason
         )
-        self._upkeep.sweeping.problems.append(f"a staged file was damaged: {reason}")
+        self._upkeep.records.problems.append(f"a staged file was damaged: {reason}")
         raise StageNotFound(
             f"the attempt {winner.key.attempt[:80]!r} can't be committed: {reason}.",
             advice="Nothing was committed. Write it again, under a new name.",
@@ -235,7 +234,7 @@ class Committing:
         """Without room in the log: write what it is kept for, so that it can go."""
         parts = self._parts
         with parts.lock:
-            parts.tail.close(Trigger.PRESSURE)
+            parts.segments.closed(Trigger.PRESSURE)
         return self._upkeep.relieve(refusal)
 
     def _is_logged(self, transaction: Transaction) -> bool:

@@ -8,47 +8,45 @@ must go.  None of the following is a state that a crash can leave.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping
 
 from quiver.errors import Damage, StateCorrupt, WalCorrupt
-from quiver.format.floor import FLOOR_PATH, Floor
+from quiver.fates import Fate, Found, SegmentFate, was_sealed
+from quiver.format.floor import FLOOR_PATH
 from quiver.format.progress import Progress
-from quiver.format.state import STATE_NAME, Checkpoint
+from quiver.format.state import STATE_NAME
 from quiver.segment.info import SegmentInfo
 from quiver.survey import Basics
-from quiver.wal.contents import LogContents
+from quiver.wal.contents import LogDamage
 from quiver.wal.files import ACTIVE
 
 
-class Seen(Protocol):
-    """What a look at a directory found: an open's, or an offline tool's."""
+def contradictions(found: Found, fates: Mapping[int, SegmentFate]) -> Iterator[Damage]:
+    """Every reason not to go on with what was found; damage inside the log comes before.
 
-    @property
-    def basics(self) -> Basics: ...
-
-    @property
-    def log(self) -> LogContents: ...
-
-
-def contradictions(found: Seen, segments: Sequence[SegmentInfo]) -> Iterator[Damage]:
-    """Every reason not to go on with what was found; damage inside the log comes before."""
+    Where only a newer version knows what a file says, nothing contradicts it.
+    """
     basics = found.basics
-    for small in (basics.floor, basics.state):
+    for small in (basics.floor, basics.state, *basics.runs.values()):
         if isinstance(small, Damage):
             yield small
+    if found.newer:
+        return
     if basics.floor is None:
-        witness = _needs_floor(found, segments)
+        witness = _needs_floor(found)
         if witness is not None:
             yield _missing(FLOOR_PATH, witness)
-    elif isinstance(basics.floor, Floor):
-        if basics.floor.has_state and basics.state is None:
-            yield _missing(STATE_NAME, "one was written")
-        yield from _log_against_floor(found, basics.floor)
-    yield from _log_too_short(found, segments)
+    elif basics.known_floor.has_state and basics.state is None:
+        yield _missing(STATE_NAME, "one was written")
+    for gone in missing_from_log(found):
+        until = "on" if gone.until is None else f"to {gone.until - 1:,}"
+        what = f"{gone.reason}: entries from sequence {gone.sequence:,} {until} were durable."
+        yield _short_log(what, gone.file)
+    if found.log.files and not found.log.foreign:
+        yield from _log_behind_progress(found, fates)
 
 
-def _needs_floor(found: Seen, segments: Sequence[SegmentInfo]) -> str | None:
+def _needs_floor(found: Found) -> str | None:
     """What is there that is only ever made after the floor.
 
     While a log of the Rust crate is being adopted, segments and checkpoint come first.
@@ -60,72 +58,59 @@ def _needs_floor(found: Seen, segments: Sequence[SegmentInfo]) -> str | None:
         return "a progress file of this store is there"
     if basics.known_state.adoption is not None:
         return None
-    if any(info.first_sequence is not None for info in segments):
+    if any(info.first_sequence is not None for info in found.files.infos.values()):
         return "segments of this store are there"
     return None if basics.state is None else "a checkpoint is there"
 
 
-def _log_against_floor(found: Seen, floor: Floor) -> Iterator[WalCorrupt]:
-    if not floor.has_log:
-        return
-    files = found.log.files
-    if not files:
-        yield _short_log("the log is missing: it was begun and is gone.", ACTIVE)
-        return
-    first = files[0].header.first_sequence
-    if first is not None and first > floor.log_first:
-        yield _short_log(
-            f"the log's oldest file is missing: it should begin with sequence"
-            f" {floor.log_first:,}, and begins with {first:,}.",
-            files[0].path,
-        )
+def missing_from_log(found: Found) -> Iterator[LogDamage]:
+    """Whole files that are gone leave no bad checksum: others have to vouch for them.
 
-
-def _log_too_short(found: Seen, segments: Sequence[SegmentInfo]) -> Iterator[WalCorrupt]:
-    """What a segment or the checkpoint holds was synced in the log before."""
-    log = found.log
-    if not log.files or log.foreign:
-        return
-    known = known_sequence(found.basics, segments)
-    if log.next_sequence < known:
-        yield _short_log(
-            f"the log's end is missing: it has entries up to sequence {log.next_sequence - 1:,},"
-            f" and {known - 1:,} was durable.",
-            log.files[-1].path,
-        )
-
-
-def log_behind_progress(
-    found: Seen, there: Mapping[int, int], excused: Collection[int]
-) -> Iterator[WalCorrupt]:
-    """A subscriber is shown a bundle only when the log has it, durably.
-
-    ``there`` are the bundles of each segment, in its file or in the log; ``excused`` are
-    segments that are known to be damaged.
+    The floor says that there is a log, and with which sequence it begins; what a segment or
+    the checkpoint holds was synced in the log before.
     """
-    log = found.log
-    if not log.files or log.foreign:
+    floor, log = found.basics.known_floor, found.log
+    if found.newer or log.foreign:
         return
-    for name, progress in found.basics.progress.items():
-        if not isinstance(progress, Progress) or not progress.named:
+    if not log.files:
+        if floor.has_log:
+            yield LogDamage(ACTIVE, 0, floor.log_first, None, "the log is missing")
+        return
+    first = log.files[0].header.first_sequence
+    if floor.has_log and first is not None and first > floor.log_first:
+        reason = "the log's oldest file is missing"
+        yield LogDamage(log.files[0].path, 0, floor.log_first, first, reason)
+    known = known_sequence(found.basics, found.files.infos.values())
+    if log.next_sequence < known:
+        last = log.files[-1]
+        yield LogDamage(last.path, last.end, log.next_sequence, known, "the log's end is missing")
+
+
+def _log_behind_progress(found: Found, fates: Mapping[int, SegmentFate]) -> Iterator[WalCorrupt]:
+    """A subscriber is shown a bundle only when the log has it, durably."""
+    for fate in fates.values():
+        if fate.fate is not Fate.DAMAGED or fate.error or was_sealed(found, fate.seq):
             continue
-        for seq, entry in progress.entries.items():
-            if seq < found.basics.known_floor.replay_floor or seq in excused:
-                continue
-            if entry.bundle_count > there.get(seq, 0):
-                yield _short_log(
-                    f"the log's end is missing: {name} was shown {entry.bundle_count:,} bundles"
-                    f" of segment {seq}, and there are {there.get(seq, 0):,}.",
-                    log.files[-1].path,
-                )
+        name = next(
+            (
+                name
+                for name, one in found.basics.known_progress.items()
+                if fate.seq in one.entries and one.entries[fate.seq].bundle_count == fate.count
+            ),
+            "a subscriber",
+        )
+        yield _short_log(
+            f"the log's end is missing: {name} was shown {fate.count or 0:,} bundles of segment"
+            f" {fate.seq}, and there are {len(fate.readable):,}.",
+            found.log.files[-1].path,
+        )
 
 
-def known_sequence(basics: Basics, segments: Sequence[SegmentInfo]) -> int:
+def known_sequence(basics: Basics, segments: Iterable[SegmentInfo]) -> int:
     """Every sequence below this was durable once, by what checkpoint and segments say."""
-    state = basics.state
-    through = state.through if isinstance(state, Checkpoint) else 0
     last = [info.last_sequence for info in segments if info.last_sequence is not None]
-    return max(through, max(last, default=-1) + 1)
+    gaps = [gap.sequences[1] for gap in basics.known_state.gaps]
+    return max([basics.known_state.through, max(last, default=-1) + 1, *gaps])
 
 
 def _short_log(what: str, file: str) -> WalCorrupt:

@@ -7,6 +7,7 @@ time: deferred bundles come back when their delay is over.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import threading
@@ -20,11 +21,13 @@ from quiver import metrics as m
 from quiver.bundle import SlotTable
 from quiver.clock import Clock
 from quiver.errors import BundleGone, InvalidInput, NotFound, StoreClosed
-from quiver.events import BUNDLE_REJECTED, get_logger
+from quiver.events import BUNDLE_HANDED_OVER, BUNDLE_REJECTED, get_logger
+from quiver.forking import guard
 from quiver.ids import BundleRef
 from quiver.metrics import Metrics
-from quiver.reading import Reader
 from quiver.segment.info import SegmentInfo
+from quiver.segment.segments import Segments
+from quiver.segment.view import SegmentView
 from quiver.subscriber.handle import ClaimedBundle
 from quiver.subscriber.registry import Registry
 from quiver.subscriber.state import EARLIEST, Order, Outcome
@@ -51,18 +54,23 @@ class _Resolver:
 
     def slots(self, ref: BundleRef) -> list[str]:
         delivery = self._delivery
-        return [delivery.slots.name_of(slot) for slot in delivery.reader.slot_ids(ref)]
+        with delivery.segments.pin(ref.segment_seq) as view:
+            return [delivery.slots.name_of(slot) for slot in view.slot_ids(ref.bundle_index)]
 
     def read(self, ref: BundleRef, slot: str) -> pa.RecordBatch:
         number = self._delivery.slots.find(slot)
         assert number is not None, "the handle asks only for slots that are there"
-        return self._delivery.reader.read(ref, {number})[number]
+        with self._delivery.segments.pin(ref.segment_seq) as view:
+            return view.read_slot(ref.bundle_index, number)
 
     def ack(self, ref: BundleRef) -> Outcome:
         return self._delivery.ack(self._subscriber, ref)
 
     def reject(self, ref: BundleRef, reason: str) -> Outcome:
         return self._delivery.reject(self._subscriber, ref, reason)
+
+    def hand_over(self, ref: BundleRef, where: str) -> Outcome:
+        return self._delivery.hand_over(self._subscriber, ref, where)
 
     def defer(self, ref: BundleRef, delay: float) -> Outcome:
         return self._delivery.defer(self._subscriber, ref, delay)
@@ -77,13 +85,13 @@ class Delivery:
     def __init__(
         self,
         registry: Registry,
-        reader: Reader,
+        segments: Segments,
         slots: SlotTable,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
         self.registry = registry
-        self.reader = reader
+        self.segments = segments
         self.slots = slots
         self._clock = clock
         self._metrics = metrics
@@ -96,6 +104,7 @@ class Delivery:
         self.on_outcome: Callable[[], None] = lambda: None
         """Called after an outcome: it has to reach the disk before long. Must be cheap."""
         self.closed: StoreClosed | None = None
+        guard(self)
 
     # Taking
 
@@ -122,7 +131,9 @@ class Delivery:
     def _handle(self, subscriber: Subscriber, ref: BundleRef) -> ClaimedBundle | None:
         """A handle for a claim; ``None`` if the data is gone, which ends the claim too."""
         try:
-            meta = self.reader.meta(ref)
+            with self.segments.pin(ref.segment_seq) as view:
+                view.check(ref.bundle_index)  # whoever is given it won't find it lost
+                meta = view.meta(ref.bundle_index)
             resolver = self._resolver(subscriber)
             resolver.delivered.add()
             return ClaimedBundle(resolver, ref, meta)
@@ -188,10 +199,20 @@ class Delivery:
         return acked
 
     def reject(self, subscriber: Subscriber, ref: BundleRef, reason: str) -> Outcome:
+        """Refuse a bundle: the ledger has it before the subscriber's progress does."""
         self._check_open()
         outcome = subscriber.reject(ref)
         self._metrics.counter(m.SUBSCRIBER_REJECTED, subscriber=subscriber.name).add()
         self._log.info(BUNDLE_REJECTED, subscriber=subscriber.name, ref=str(ref), reason=reason)
+        self.on_outcome()
+        return outcome
+
+    def hand_over(self, subscriber: Subscriber, ref: BundleRef, where: str) -> Outcome:
+        """A bundle is durable in another stream: finished here, and neither lost nor refused."""
+        self._check_open()
+        outcome = subscriber.drop(ref)
+        self._metrics.counter(m.SUBSCRIBER_HANDED_OVER, subscriber=subscriber.name).add()
+        self._log.info(BUNDLE_HANDED_OVER, subscriber=subscriber.name, ref=str(ref), where=where)
         self.on_outcome()
         return outcome
 
@@ -238,7 +259,7 @@ class Delivery:
             if info.last_ts is not None and info.last_ts >= since_ns:
                 return self._first_in(info.seq, info.bundle_count, since_ns)
         in_files = {info.seq for info in sealed}
-        for seq, count in self.registry.visible():
+        for seq, count in self.segments.visible():
             if seq not in in_files:
                 found = self._first_in(seq, count, since_ns)
                 if found.bundle_index < count:
@@ -246,14 +267,15 @@ class Delivery:
         return latest
 
     def _first_in(self, seq: int, count: int, since_ns: int) -> BundleRef:
-        segment, _ = self.reader.find(seq)
         low, high = 0, count
-        while low < high:
-            middle = (low + high) // 2
-            if (segment.meta(middle).ingestion_ts_ns or 0) < since_ns:
-                low = middle + 1
-            else:
-                high = middle
+        with self.segments.pin(seq) as view:
+            while low < high:
+                middle = (low + high) // 2
+                found = _time_from(view, middle, high)
+                if found is not None and found[1] < since_ns:
+                    low = found[0] + 1
+                else:
+                    high = middle
         return BundleRef(seq, low)
 
     def _check_open(self) -> None:
@@ -261,10 +283,18 @@ class Delivery:
             raise self.closed
 
 
+def _time_from(view: SegmentView, first: int, end: int) -> tuple[int, int] | None:
+    """The first bundle at or behind ``first`` that was not lost, and its ingestion time."""
+    for index in range(first, end):
+        with contextlib.suppress(BundleGone):
+            return index, view.meta(index).ingestion_ts_ns or 0
+    return None
+
+
 def _give_back(subscriber: Subscriber, ref: BundleRef, *, lost: bool = False) -> bool:
     """End a claim; whether that was the end of the bundle, too: finished, lost, or deleted."""
     try:
-        return (subscriber.reject if lost else subscriber.release)(ref).final
+        return (subscriber.drop if lost else subscriber.release)(ref).final
     except NotFound:
         return True
 

@@ -2,7 +2,7 @@
 
 ::
 
-    put ──► ingest ──► wal ──(durable)──► tail ──(full, old, flush)──► segment file
+    put ──► ingest ──► wal ──(durable)──► memory ─(full, old, flush)──► segment file
                                            │                               │
                                            └──────────► delivery ◄─────────┘
 
@@ -31,7 +31,16 @@ from quiver.config import Config
 from quiver.delivery import Start
 from quiver.disk.disk import Disk
 from quiver.disk.lock import StoreLock
-from quiver.errors import InvalidInput, Poisoned, QuiverError, StorageFull, StoreClosed, WaitTimeout
+from quiver.errors import (
+    Forked,
+    InvalidInput,
+    Poisoned,
+    QuiverError,
+    SlotNotInBundle,
+    StorageFull,
+    StoreClosed,
+    WaitTimeout,
+)
 from quiver.events import (
     STORE_CLOSED,
     STORE_OPENED,
@@ -39,6 +48,7 @@ from quiver.events import (
     WAL_WRITE_FAILED,
     get_logger,
 )
+from quiver.forking import guard
 from quiver.format.record import BundleMeta, EncodedSlot
 from quiver.format.state import Loss
 from quiver.ids import BundleRef
@@ -50,7 +60,9 @@ from quiver.puts import Puts
 from quiver.receipt import Receipt
 from quiver.recovery import Report, Watch, recover
 from quiver.schemas import Schemas
+from quiver.segment.closing import Trigger
 from quiver.segment.info import SegmentInfo
+from quiver.segment.segments import Segments
 from quiver.stages import Staged, StageInfo
 from quiver.staging import Stage
 from quiver.status import StoreStatus, take_status
@@ -58,7 +70,6 @@ from quiver.subscriber.state import Order
 from quiver.subscriber.subscriber import Status
 from quiver.subscription import Subscription
 from quiver.sweeping import Maintenance
-from quiver.tail import Trigger
 from quiver.watching import RecoveryWatch
 
 POLL_SECONDS: Final = 0.05
@@ -78,8 +89,10 @@ class Store:
         budget: DiskBudget | None = None,
         memory: MemoryBudget | None = None,
         watch: Watch | None = None,
+        first_segment: int = 0,
     ) -> None:
         self.config = config
+        guard(self)
         self.where = where
         self.metrics = Metrics()
         self._disk = disk
@@ -93,9 +106,14 @@ class Store:
         try:
             began = clock.monotonic()
             recovered = recover(
-                disk, config, clock, watch=RecoveryWatch(clock, self._logger, watch)
+                disk,
+                config,
+                clock,
+                watch=RecoveryWatch(clock, self._logger, watch),
+                first_segment=first_segment,
             )
             self.report: Report = recovered.report
+            self._uuid = recovered.state.uuid
             assembly = assemble(
                 disk,
                 config,
@@ -115,10 +133,10 @@ class Store:
         self._parts = parts = assembly.parts
         self._lock = parts.lock
         self._wal, self._commits = parts.wal, assembly.commits
-        self._tail, self._ingest, self._registry = parts.tail, parts.ingest, parts.registry
+        self._segments, self._ingest = parts.segments, parts.ingest
+        self._registry = parts.registry
         self._upkeep, self._delivery = assembly.upkeep, assembly.delivery
-        self._reader = assembly.delivery.reader
-        self._schemas = Schemas(disk, self._reader, parts.slots)
+        self._schemas = Schemas(disk, parts.segments, parts.slots)
         self._puts = Puts(parts, self._upkeep, self._commits, assembly.seal_wait, self)
         self._members = Membership(parts, self._upkeep, self._delivery)
         self._staging = assembly.staging
@@ -139,6 +157,11 @@ class Store:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def uuid(self) -> str:
+        """Names this store for life, in hex: a store made anew in its place has another."""
+        return self._uuid
 
     def _drive(self, background: Background | None) -> None:
         if background is not None:
@@ -169,6 +192,7 @@ class Store:
         event_time: tuple[int, int] | None = None,
         timeout: float = 0.0,
         awaited: bool = False,
+        after: Receipt | None = None,
     ) -> Receipt:
         """Take a bundle in. Returns at once with its ref; ``receipt.wait()`` until durable.
 
@@ -177,6 +201,10 @@ class Store:
         store can't take more right now it raises :class:`~quiver.errors.Backpressure` at
         once, or after waiting for room for ``timeout`` seconds.  ``awaited`` promises that
         another thread waits for receipts all the time: then it does the log's work.
+
+        ``after`` is the receipt of the bundle that this one follows, for who puts without
+        waiting: if that one could not be written, this one is not taken before it comes again
+        (:class:`~quiver.errors.OutOfTurn`).
         """
         return self._puts.put(
             lambda: self._assembly.preparation.prepare(
@@ -189,6 +217,7 @@ class Store:
             ),
             timeout,
             awaited=awaited,
+            after=after,
         )
 
     def put_ipc(
@@ -202,6 +231,7 @@ class Store:
         event_time: tuple[int, int] | None = None,
         timeout: float = 0.0,
         awaited: bool = False,
+        after: Receipt | None = None,
     ) -> Receipt:
         """As :meth:`put`, for slots that are Arrow IPC streams already: kept as they came."""
         return self._puts.put(
@@ -215,6 +245,7 @@ class Store:
             ),
             timeout,
             awaited=awaited,
+            after=after,
         )
 
     # Transactions: bundles that are seen together, or not at all
@@ -263,13 +294,9 @@ class Store:
     def _on_durable(self, before: int) -> None:
         """A group is on disk: its bundles may be delivered. Called with the lock held."""
         self._ingest.settle(before)
-        known = self._tail.durable_bytes
-        grown = self._tail.mark_durable(before)
-        self._durable_bytes.add(self._tail.durable_bytes - known)
-        if self.config.deliver == "durable":
-            for seq, count in grown:
-                self._registry.observe(seq, count)
-            self._registry.advance_open(self._tail.growing)
+        known = self._segments.durable_bytes
+        self._registry.show(lambda: self._segments.durable(before))
+        self._durable_bytes.add(self._segments.durable_bytes - known)
 
     def _on_rollback(self, first: int, error: QuiverError) -> None:
         """A group could not be written: take it back. Called with the lock held.
@@ -283,7 +310,7 @@ class Store:
             self._upkeep.records.note_full()
         self._logger.warning(WAL_WRITE_FAILED, first_sequence=first, error=str(error))
         self._ingest.rollback(first)
-        self._tail.rollback(first)
+        self._segments.rolled_back(first)
 
     def _on_poison(self, error: Poisoned) -> None:
         self._logger.error(STORE_POISONED, error=str(error))
@@ -380,7 +407,8 @@ class Store:
         if columns:
             chosen = {i: c for s, c in columns.items() if (i := table.find(s)) is not None}
         where = ref if isinstance(ref, BundleRef) else BundleRef(*ref)
-        found = self._reader.read(where, ids, chosen or None)
+        with self._segments.pin(where.segment_seq) as view:
+            found = view.read(where.bundle_index, ids, chosen or None)
         if len(found) > 1:
             found = dict(sorted(found.items()))
         return {table.name_of(slot): batch for slot, batch in found.items()}
@@ -395,7 +423,7 @@ class Store:
         self._check_open()
         number = self._parts.slots.find(slot)
         # A slot nobody has heard of: the refs are looked at all the same.
-        return self._reader.read_slot(refs, -1 if number is None else number, columns)
+        return _one_slot(self._segments, refs, -1 if number is None else number, columns)
 
     def encoded(
         self, ref: BundleRef | tuple[int, int], slots: Collection[str | int] | None = None
@@ -404,7 +432,9 @@ class Store:
         self._check_open()
         table = self._parts.slots
         ids = None if slots is None else {i for s in slots if (i := table.find(s)) is not None}
-        found = self._reader.encoded(BundleRef(*ref), ids)
+        segment_seq, index = ref
+        with self._segments.pin(segment_seq) as view:
+            found = view.encoded(index, ids)
         return {table.name_of(one.slot): one for one in sorted(found, key=lambda one: one.slot)}
 
     def bundles(
@@ -414,7 +444,8 @@ class Store:
         self._check_open()
         table = self._parts.slots
         ids = None if slots is None else {i for s in slots if (i := table.find(s)) is not None}
-        for meta, found in self._reader.bundles(refs, ids):
+        for ref, view in self._segments.pinned(refs):
+            meta, found = view.meta(ref.bundle_index), view.encoded(ref.bundle_index, ids)
             if len(found) > 1:
                 found.sort(key=lambda one: one.slot)
             yield meta, {table.name_of(one.slot): one for one in found}
@@ -422,12 +453,12 @@ class Store:
     def meta(self, ref: BundleRef | tuple[int, int]) -> BundleMeta:
         """Sequence, time, key, attributes and size of a bundle."""
         self._check_open()
-        return self._reader.meta(BundleRef(*ref))
+        return self._segments.meta(BundleRef(*ref))
 
     def metas(self, refs: Iterable[BundleRef]) -> Iterator[BundleMeta]:
         """Many bundles' metadata, in their order."""
         self._check_open()
-        return self._reader.metas(refs)
+        return (view.meta(ref.bundle_index) for ref, view in self._segments.pinned(refs))
 
     def segment_sequences(self) -> list[int]:
         """Numbers of all segments with bundles to read, oldest first."""
@@ -438,17 +469,24 @@ class Store:
         return self._registry.visible()
 
     @property
+    def next_segment(self) -> int:
+        """The number that the next segment gets: every one below is used up."""
+        with self._lock:
+            return self._segments.next_segment
+
+    @property
     def end(self) -> BundleRef:
         """The position behind all that can be read: nothing appears before it any more."""
         return self._registry.end
 
     def segment_info(self, seq: int) -> SegmentInfo | None:
         """A written segment in a few numbers; ``None`` for one that is still in memory."""
-        return self._reader.info(seq)
+        return self._segments.info(seq)
 
     @property
     def losses(self) -> tuple[Loss, ...]:
-        """What went before everyone had finished it, as far as the ledger tells it one by one."""
+        """What went before everyone had finished it, and what subscribers refused, as far as the
+        ledger tells it one by one."""
         return self._parts.ledger.losses
 
     def schemas(self, first_segment: int = 0) -> dict[str, list[pa.Schema]]:
@@ -490,7 +528,7 @@ class Store:
         """Close the open segment and write all that is in memory; how many segments."""
         self._check_open()
         with self._lock:
-            self._tail.close(Trigger.FLUSH)
+            self._segments.closed(Trigger.FLUSH)
         return self._upkeep.sealing.seal_all()
 
     def maintain(self) -> Maintenance:
@@ -620,7 +658,22 @@ class Store:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Forked:
+            if kind is None:  # an error on its way out says more
+                raise
+
+
+def _one_slot(
+    segments: Segments, refs: Iterable[BundleRef], slot: int, columns: Sequence[str] | None
+) -> Iterator[pa.RecordBatch | None]:
+    for ref, view in segments.pinned(refs):
+        try:
+            batch = view.read_slot(ref.bundle_index, slot, columns)
+        except SlotNotInBundle:
+            batch = None
+        yield batch
 
 
 def _order(order: str) -> Order:

@@ -13,7 +13,8 @@ as they are).
     │   ├── InvalidName              a stream, subscriber or slot name breaks the rules
     │   ├── InvalidBundle            not a bundle: no such slot, broken array, bad attribute
     │   ├── LimitExceeded            a named limit (slots, bytes, columns …) is exceeded
-    │   └── KeyConflict              an idempotency key came back with other content
+    │   ├── KeyConflict              an idempotency key came back with other content
+    │   └── Forked                   a forked child used what its parent opened
     ├── NotFound                     it isn't here
     │   ├── UnknownSubscriber
     │   ├── UnknownBundle            this ref was never given out
@@ -23,16 +24,18 @@ as they are).
     │   ├── Backpressure             the store can't take more right now: retry later
     │   │   └── StorageFull          … because the disk itself is full
     │   ├── StoreLocked              another process is writing to this directory
+    │   ├── OutOfResources           no descriptor or kernel memory to open a file with
+    │   ├── OutOfTurn                the bundle that it follows could not be written
     │   ├── StoreClosed              this store has been closed
     │   └── WaitTimeout              the wait ended before the thing waited for
     ├── StorageFault                 the disk failed us
     │   ├── IoFault                  a read or write failed (EIO and its kin)
     │   └── Poisoned                 an fsync failed: writes are refused until a restart
+    ├── UnsupportedVersion           written by a newer version: nothing is wrong with it
     └── Damage                       bytes on disk are not what was written
         ├── WalCorrupt               a log entry that was synced fails its check
         ├── ProgressCorrupt          a subscriber's progress file fails its check
         ├── StateCorrupt             cursor, segment floor or checkpoint fails its check
-        ├── UnsupportedVersion       written by a newer Quiver
         ├── LayoutMismatch           written with another slot table
         └── SegmentDamage
             ├── SegmentTruncated     shorter than its own footer says
@@ -122,6 +125,12 @@ class KeyConflict(InvalidInput):
     code = "key_conflict"
 
 
+class Forked(InvalidInput):
+    """``details`` carry ``owner``, the process that opened it, and ``pid``."""
+
+    code = "forked"
+
+
 class NotFound(QuiverError):
     code = "not_found"
     fault = Fault.CALLER
@@ -188,6 +197,16 @@ class StoreLocked(Busy):
     fault = Fault.OPERATOR
 
 
+class OutOfResources(Busy):
+    """The process or the system is at a limit; nothing was changed, and nothing is damaged.
+
+    ``details`` carry ``op``, ``file`` and ``errno``.
+    """
+
+    code = "out_of_resources"
+    fault = Fault.OPERATOR
+
+
 class StoreClosed(Busy):
     code = "store_closed"
     fault = Fault.CALLER
@@ -196,6 +215,12 @@ class StoreClosed(Busy):
 
 class WaitTimeout(Busy):
     code = "timeout"
+
+
+class OutOfTurn(Busy):
+    """The bundle that this one was to follow could not be written: put that one again first."""
+
+    code = "out_of_turn"
 
 
 class StorageFault(QuiverError):
@@ -218,6 +243,17 @@ class Poisoned(StorageFault):
     fault = Fault.OPERATOR
 
 
+class UnsupportedVersion(QuiverError):
+    """A file, or something in it, that only a newer version can read.
+
+    It is not damage: such a file is never skipped, set aside, repaired or counted as lost.
+    The store is refused and nothing in it is changed.
+    """
+
+    code = "unsupported_version"
+    fault = Fault.OPERATOR
+
+
 class Damage(QuiverError):
     """``details`` carry ``file`` and, where known, ``offset`` and ``sequence``."""
 
@@ -234,11 +270,6 @@ class ProgressCorrupt(Damage):
 
 class StateCorrupt(Damage):
     code = "state_corrupt"
-
-
-class UnsupportedVersion(Damage):
-    code = "unsupported_version"
-    fault = Fault.OPERATOR
 
 
 class LayoutMismatch(Damage):

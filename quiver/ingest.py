@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import takewhile
 
 from quiver import metrics as m
-from quiver.clock import Clock, IngestionClock
+from quiver.clock import Clock, StoreTimes
 from quiver.config import Config
 from quiver.errors import Backpressure, IoFault, QuiverError, Reason
 from quiver.format.commit import Commit, CommittedFile, encode_commit
@@ -26,10 +26,13 @@ from quiver.format.wal_entry import (
     encode_slot_name,
     seal_bundle,
 )
+from quiver.ids import BundleRef
+from quiver.ledger import Ledger
 from quiver.metrics import Metrics
 from quiver.preparing import Preparation, Prepared
 from quiver.receipt import DuplicateReceipt, Receipt, Waiter
-from quiver.tail import Tail, Trigger
+from quiver.segment.closing import Trigger
+from quiver.segment.segments import Segments
 from quiver.transactions import Transactions, record_of
 from quiver.wal.staging import Completable
 from quiver.wal.writer import WalWriter
@@ -45,11 +48,12 @@ class Ingest:
         *,
         lock: threading.Lock,
         clock: Clock,
-        last_ts: int,
+        times: StoreTimes,
         preparation: Preparation,
         window: KeyWindow,
         transactions: Transactions,
-        tail: Tail,
+        ledger: Ledger,
+        segments: Segments,
         wal: WalWriter | None,
         waiter: Waiter,
         next_sequence: int,
@@ -59,15 +63,17 @@ class Ingest:
         self._config = config
         self._lock = lock
         self._clock = clock
-        self._times = IngestionClock(clock, last_ts)
+        self.times = times
         self.window = window
         self.transactions = transactions
-        self._tail = tail
+        self._ledger = ledger
+        self._segments = segments
         self._wal = wal
         self._waiter = waiter
         self._sequence = next_sequence
         self._sealed_before = next_sequence
         self._duplicates = metrics.counter(m.INGEST_DUPLICATES)
+        self._resent = metrics.counter(m.INGEST_RESENT)
         self._bundles = metrics.counter(m.INGEST_BUNDLES)
         self._rows = metrics.counter(m.INGEST_ROWS)
         self._bytes = metrics.counter(m.INGEST_BYTES)
@@ -84,7 +90,7 @@ class Ingest:
     @property
     def last_ts(self) -> int:
         """The newest ingestion time given out."""
-        return self._times.last_ns
+        return self.times.last_ns
 
     @property
     def next_sequence(self) -> int:
@@ -102,24 +108,29 @@ class Ingest:
         """Give a bundle its place, or say why not now. The caller holds the lock."""
         if self.closed is not None:
             raise self.closed
-        extras = prepared.extras
-        if extras.key is not None:
-            first = self._repeat(extras.key, extras.content_hash or b"")
-            if first is not None:
+        record = self._known(prepared)
+        lost: BundleRef | None = None
+        if record is not None:
+            if not self._ledger.has_lost(record.ref):
                 self._duplicates.add()
-                return DuplicateReceipt(first)
+                return DuplicateReceipt(self._first(record))
+            lost = record.ref  # the producer brings back what was lost: a new bundle
         refusal = self._refusal(prepared)
         if refusal is not None:
             return refusal
         try:
             if self._unlogged_names:
                 self._log_names()
-            return self._place(prepared)
+            receipt = self._place(prepared)
         except QuiverError:
             raise
         except BaseException as exc:
             self._cut_short("a put", exc)
             raise
+        if lost is not None:
+            receipt.replaces = lost
+            self._resent.add()
+        return receipt
 
     def _cut_short(self, what: str, exc: BaseException) -> None:
         """An interrupt: the log may have an entry that memory lacks, and the next bundle would
@@ -140,10 +151,17 @@ class Ingest:
             self._cut_short(what, exc)
             raise
 
-    def _repeat(self, key: str, content_hash: bytes) -> Receipt | None:
-        record = self.window.find(key, content_hash, self._clock.now_ns())
-        if record is None:
+    def _known(self, prepared: Prepared) -> KeyRecord | None:
+        """The bundle that was put under the same key, if there is one."""
+        extras = prepared.extras
+        if extras.key is None:
             return None
+        content_hash = extras.content_hash or b""
+        return self.window.find(extras.key, content_hash, self.times.now_ns(), prepared.older_hash)
+
+    def _first(self, record: KeyRecord) -> Receipt:
+        """The receipt of the first bundle with a key, or one like it."""
+        key = record.key
         first = self._inflight.get(key)
         if first is None or first.sequence != record.sequence:
             first = Receipt(
@@ -160,7 +178,7 @@ class Ingest:
 
     def _refusal(self, prepared: Prepared) -> Backpressure | None:
         size = prepared.entry_size
-        wal, tail, config = self._wal, self._tail, self._config
+        wal, segments, config = self._wal, self._segments, self._config
         if wal is not None:
             staged = wal.staged_bytes
             if staged and staged + size > config.limits.max_unsynced:
@@ -173,10 +191,11 @@ class Ingest:
             refusal = self._no_log_room(size + names)
             if refusal is not None:
                 return refusal
-        if tail.open is None and tail.segment_count >= config.segment.max_unfinalized:
+        most = config.segment.max_unfinalized
+        if segments.open is None and (waiting := segments.never_written) >= most:
             return Backpressure(
                 Reason.ROLLOVER,
-                f"{tail.segment_count} segments wait to be written",
+                f"{waiting} segments wait to be written",
                 retry_after_ms=20,
             )
         return self._refuse_by_budget(size)
@@ -205,9 +224,9 @@ class Ingest:
         self._unlogged_names.clear()
 
     def _place(self, prepared: Prepared) -> Receipt:
-        ref = self._tail.next_ref()
+        ref = self._segments.next_ref()
         sequence = self.next_sequence
-        ts = self._times.next_ns()
+        ts, store_ts = self.times.stamp(), self.times.now_ns()
         extras, wal = prepared.extras, self._wal
         receipt = Receipt(
             ref,
@@ -219,9 +238,18 @@ class Ingest:
             waiter=self._waiter,
         )
         if wal is not None:
-            ext = prepared.ext
-            entry = seal_bundle(prepared.body, sequence, wal.durable_before, ref, ts, ext)
-            wal.stage(entry, prepared.entry_size, sequence, ref.segment_seq, receipt)
+            size = prepared.entry_size
+            entry = seal_bundle(
+                prepared.body,
+                sequence,
+                wal.durable_before,
+                ref,
+                ts,
+                prepared.ext,
+                store_ts=store_ts,
+                seed=wal.seed_for(size),
+            )
+            wal.stage(entry, size, sequence, ref.segment_seq, receipt)
         else:
             self.unsealed.setdefault(ref.segment_seq, []).append(receipt)
             self._sequence = sequence + 1
@@ -234,13 +262,15 @@ class Ingest:
             extras.event_time,
             prepared.rows,
             prepared.nbytes,
+            store_ts,
+            extras.producer,
         )
         self.last_put = self._clock.monotonic()
         if self._oldest is None:
             self._oldest = sequence, self.last_put
-        self._tail.append(prepared.slots, meta, self.last_put)
+        self._segments.append(prepared.slots, meta, self.last_put)
         if extras.key is not None and extras.content_hash is not None:
-            record = KeyRecord(extras.key, extras.content_hash, ref, sequence, ts)
+            record = KeyRecord(extras.key, extras.content_hash, ref, sequence, store_ts)
             self.window.add(record)
             self._inflight[extras.key] = receipt
         self._bundles.add()
@@ -278,21 +308,31 @@ class Ingest:
         """
         if self.closed is not None:
             raise self.closed
-        wal, tail = self._wal, self._tail
+        wal, segments = self._wal, self._segments
         assert wal is not None, "only a store with a log has transactions"
-        payload = encode_commit(app, version, tail.next_segment, files)
-        refusal = self._no_log_room(control_size(payload))
+        payload = encode_commit(app, version, segments.next_segment, files)
+        size = control_size(payload)
+        refusal = self._no_log_room(size)
         if refusal is not None:
             return refusal
         with self._whole("a commit"):
-            ts, sequence = self._times.next_ns(), wal.next_sequence
+            ts, store_ts = self.times.stamp(), self.times.now_ns()
+            sequence = wal.next_sequence
             entry = encode_control(
-                COMMIT, payload, sequence=sequence, synced_before=wal.durable_before, ts=ts
+                COMMIT,
+                payload,
+                sequence=sequence,
+                synced_before=wal.durable_before,
+                ts=ts,
+                store_ts=store_ts,
+                seed=wal.seed_for(size),
             )
-            tail.close(Trigger.COMMIT)
-            commit = Commit(app, version, sequence, ts, tail.next_segment, tuple(files))
-            wal.stage([entry], len(entry), sequence, commit.end_segment - 1, receipt)
-            tail.reserve(commit)
+            segments.closed(Trigger.COMMIT)
+            commit = Commit(
+                app, version, sequence, ts, segments.next_segment, tuple(files), store_ts=store_ts
+            )
+            wal.stage([entry], size, sequence, commit.end_segment - 1, receipt)
+            segments.reserved(commit)
             self.transactions.stage(record_of(commit))
             return commit
 

@@ -12,8 +12,8 @@ from typing import Final
 
 from quiver.clock import Clock
 from quiver.errors import NotFound
-from quiver.reading import Reader
 from quiver.segment.info import SegmentInfo
+from quiver.segment.segments import Segments
 from quiver.subscriber.subscriber import Subscriber
 
 MAX_LAG_BUNDLES: Final = 10_000
@@ -34,8 +34,8 @@ class Lag:
 
 
 class _Count:
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
         self._budget = MAX_LAG_BUNDLES
         self.rows = 0
         self.nbytes = 0
@@ -48,13 +48,13 @@ class _Count:
         self._seen(info.first_ts)
 
     def begun(self, subscriber: Subscriber, seq: int, left: int) -> None:
-        info = self._reader.info(seq)
+        info = self._segments.info(seq)
         # What is in memory costs no reading, and there is never much of it.
         limit = left if info is None else self._budget
         refs = subscriber.pending_bundles_in_range(seq, seq, limit)
         for ref in refs:
             try:
-                meta = self._reader.meta(ref)
+                meta = self._segments.meta(ref)
             except NotFound:  # finished or deleted meanwhile
                 continue
             self.rows += meta.rows
@@ -77,13 +77,13 @@ class _Count:
             self.oldest = ts_ns
 
 
-def measure_lag(subscriber: Subscriber, reader: Reader, clock: Clock) -> Lag:
+def measure_lag(subscriber: Subscriber, segments: Segments, clock: Clock) -> Lag:
     """How much a subscriber has left, and how old the oldest of it is."""
-    count = _Count(reader)
+    count = _Count(segments)
     bundles = 0
     for seq, left in subscriber.unfinished():
         bundles += left
-        info = reader.info(seq)
+        info = segments.info(seq)
         if info is not None and left == info.bundle_count:
             count.whole(info)
         else:

@@ -1,43 +1,105 @@
-"""How much was lost with a segment that is not there to be asked.
+"""What counts as lost, and for whom.
 
-Progress files say how many bundles they have seen of it; failing that, sequences that no
-other segment has must have been in it (the log's own entries among them, so it is an upper
-bound).
+*Lost* is a bundle that can't be read any more and that some subscriber still needed; it
+counts once, however many needed it.  What every subscriber had finished is *reclaimed*,
+not lost.  A store without subscribers keeps its data for those to come: there, everything
+that can't be read is lost.
+
+Indexes are bitmaps here, bundle 0 in the lowest bit, as in progress files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
+from quiver.errors import QuiverError
+from quiver.fates import Fate, Found, SegmentFate
 from quiver.format.progress import Progress
-from quiver.segment.info import SegmentInfo
-from quiver.survey import Basics
+from quiver.format.state import Loss, index_ranges
+from quiver.ledger import ALL, DAMAGED, Ledger
 
 
-def count_lost(
-    seq: int, basics: Basics, segments: Sequence[SegmentInfo], committed: int | None = None
-) -> tuple[int, dict[str, int]]:
-    """The bundles of a lost segment: in all, and those each subscriber had not finished.
+def damage_losses(
+    fates: Iterable[SegmentFate], found: Found, ledger: Ledger, at_ns: int
+) -> Iterator[Loss]:
+    """The ledger's new rows for what damage took: none for what all had finished, or what is
+    on record already."""
+    progress = found.basics.progress
+    known = all(isinstance(one, Progress) for one in progress.values())
+    for one in fates:
+        if one.fate is not Fate.DAMAGED:
+            continue
+        unfinished = {name: left_of(entry, one.seq) for name, entry in progress.items()}
+        on_record = ledger.indexes(one.seq)
+        if one.count is None:
+            # Nothing is left that knows how many; on record all the same.
+            if on_record != ALL and (not unfinished or any(unfinished.values())):
+                yield Loss(one.seq, 0, 0, DAMAGED, at_ns, {}, exact=False)
+            continue
+        lost = sum(1 << index for index in one.lost) & ~on_record
+        info = found.files.infos.get(one.seq)
+        whole = info is not None and lost.bit_count() == one.count
+        nbytes = info.nbytes if info is not None and whole else 0
+        exact = one.exact and known
+        loss = loss_of(
+            one.seq, lost, unfinished, DAMAGED, at_ns, nbytes, exact=exact, named=one.exact
+        )
+        if loss is not None:
+            yield loss
 
-    ``committed`` is what the log says of a transaction's segment, if it still says so.
+
+def loss_of(
+    seq: int,
+    lost: int,
+    unfinished: Mapping[str, int],
+    reason: str,
+    at_ns: int,
+    nbytes: int = 0,
+    *,
+    exact: bool = True,
+    named: bool = True,
+) -> Loss | None:
+    """The ledger's row for bundles that are about to be given up; ``None``: all had finished.
+
+    ``unfinished`` are the bundles that each subscriber has not finished.  Not ``named``, the
+    row stands for the whole segment.
     """
-    known = {name: one for name, one in basics.progress.items() if isinstance(one, Progress)}
-    seen = [one.entries[seq].bundle_count for one in known.values() if seq in one.entries]
-    total = committed or max(seen, default=0) or _unaccounted(seq, segments)
-    left = {name: _unfinished(seq, one, total) for name, one in known.items()}
-    return total, {name: count for name, count in left.items() if count}
+    waiting = {name: (bits & lost).bit_count() for name, bits in unfinished.items()}
+    needed = lost
+    if unfinished:
+        needed = 0
+        for bits in unfinished.values():
+            needed |= bits & lost
+    if not needed:
+        return None
+    return Loss(
+        seq,
+        needed.bit_count(),
+        nbytes,
+        reason,
+        at_ns,
+        {name: count for name, count in waiting.items() if count},
+        index_ranges(needed) if named else None,
+        exact,
+    )
 
 
-def _unfinished(seq: int, progress: Progress, total: int) -> int:
+def left_of(progress: Progress | QuiverError, seq: int) -> int:
+    """The bundles of a segment that a subscriber has not finished.
+
+    One whose file can't be read may have finished none.  The Rust crate lists every segment
+    that is not finished; in our files, what is not listed was not begun.
+    """
+    if not isinstance(progress, Progress):
+        return ALL
     entry = progress.entries.get(seq)
     if entry is not None:
-        return max(0, total - entry.done.bit_count())
-    return total if progress.named and seq >= progress.oldest_incomplete else 0
+        return ~entry.done
+    return ALL if progress.named and seq >= progress.oldest_incomplete else 0
 
 
-def _unaccounted(seq: int, segments: Sequence[SegmentInfo]) -> int:
-    before = [info.last_sequence for info in segments if info.seq < seq]
-    after = [info.first_sequence for info in segments if info.seq > seq]
-    first = max((last + 1 for last in before if last is not None), default=0)
-    end = min((first for first in after if first is not None), default=first)
-    return max(0, end - first)
+def left_or_dropped(progress: Progress | QuiverError, seq: int) -> int:
+    """The bundles of a segment that a subscriber did not finish by itself."""
+    left = left_of(progress, seq)
+    entry = progress.entries.get(seq) if isinstance(progress, Progress) else None
+    return left if entry is None else left | entry.dropped

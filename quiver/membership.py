@@ -11,7 +11,6 @@ from collections.abc import Callable
 from quiver import metrics as m
 from quiver.delivery import Delivery, Start
 from quiver.events import SUBSCRIBER_ORPHANED, SUBSCRIBER_REGISTERED, SUBSCRIBER_UNREGISTERED
-from quiver.ids import BundleRef
 from quiver.lag import Lag, measure_lag
 from quiver.parts import Parts
 from quiver.subscriber.subscriber import Subscriber
@@ -33,7 +32,7 @@ class Membership:
     def register(self, name: str, start: Start) -> Subscriber:
         """Make a subscriber known, durably, or find a known one where it was."""
         parts, records = self._parts, self._upkeep.records
-        position = self._delivery.start_ref(start, self._latest(), parts.catalog.infos)
+        position = self._delivery.start_ref(start, parts.segments.latest, parts.segments.infos())
         known = any(one.name == name for one in parts.registry.subscribers())
         subscriber = records.guarded(lambda: parts.registry.register(name, position))
         if not records.names(name):
@@ -42,13 +41,6 @@ class Membership:
             self._watch_lag(subscriber)
             parts.log.info(SUBSCRIBER_REGISTERED, subscriber=name, start=str(position))
         return subscriber
-
-    def _latest(self) -> BundleRef:
-        """Behind the last bundle that is durable."""
-        tail = self._parts.tail
-        with self._parts.lock:
-            growing = tail.growing
-            return BundleRef(growing, tail.durable_count(growing))
 
     def activate(self) -> list[str]:
         """The start-up is over; who was not registered by now is an orphan."""
@@ -67,7 +59,7 @@ class Membership:
 
     def lag(self, subscriber: Subscriber) -> Lag:
         """How far it is behind."""
-        return measure_lag(subscriber, self._delivery.reader, self._parts.clock)
+        return measure_lag(subscriber, self._parts.segments, self._parts.clock)
 
     def _watch_lag(self, subscriber: Subscriber) -> None:
         gauge, name = self._parts.metrics.gauge, subscriber.name

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from quiver.errors import ConfigError
+from quiver.forking import guard
 from quiver.units import parse_size
 
 MEASURE_SECONDS: Final = 0.01
@@ -63,6 +64,7 @@ class MemoryBudget:
         self._shares: list[MemoryShare] = []
         self._measured_at = float("-inf")
         self._was_pressed = False
+        guard(self)
 
     @property
     def used(self) -> int:

@@ -16,10 +16,10 @@ from quiver.format.record import BundleMeta, EncodedSlot
 from quiver.format.stage import STAGES, StageKey, StageLabel, Transaction
 from quiver.parts import Parts
 from quiver.segment.accumulator import OpenSegment
+from quiver.segment.closing import full_by
 from quiver.segment.reader import SegmentReader
 from quiver.segment.stage import STAGED, StageFile, write_stage
 from quiver.stages import Finished
-from quiver.tail import full_by
 
 MERGED: Final = "\0merged"
 """The attempt that merged files belong to: no producer can use this name."""
@@ -74,7 +74,7 @@ def _written(parts: Parts, transaction: Transaction, small: Sequence[StageFile])
     key = StageKey(*transaction, MERGED)
 
     def write(segment: OpenSegment) -> None:
-        label = StageLabel(*key, len(made), False, parts.clock.now_ns(), merged=True)
+        label = StageLabel(*key, len(made), False, parts.ingest.times.now_ns(), merged=True)
         made.append(write_stage(parts.disk, segment, label, parts.slots.names))
         parts.stages.grow(files=made[-1].length)
 
@@ -98,7 +98,7 @@ def _bundles(
     parts: Parts, files: Sequence[StageFile]
 ) -> Iterator[tuple[list[EncodedSlot], BundleMeta]]:
     for file in files:
-        with SegmentReader.open_staged(parts.disk, file.path, file.length, verify=False) as reader:
+        with SegmentReader.open_staged(parts.disk, file.path, file.length, always=True) as reader:
             for index in range(len(reader)):
                 yield reader.encoded(index), reader.meta(index)
 

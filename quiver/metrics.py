@@ -74,6 +74,12 @@ INGEST_ROWS = _counter("quiver.ingest.rows_total", "Rows accepted.")
 INGEST_BYTES = _counter("quiver.ingest.bytes_total", "Payload bytes accepted.")
 INGEST_DURABLE_BYTES = _counter("quiver.ingest.durable_bytes_total", "Payload bytes made durable.")
 INGEST_DUPLICATES = _counter("quiver.ingest.duplicates_total", "Repeats answered by their key.")
+CLOCK_JUMPS = _counter(
+    "quiver.clock.jumps_total", "Jumps of the wall clock, forward or back, that were seen."
+)
+INGEST_RESENT = _counter(
+    "quiver.ingest.resent_total", "Lost bundles that a repeat of their key brought back."
+)
 INGEST_REFUSED = _counter("quiver.ingest.refused_total", "Bundles that can't be taken.", "code")
 INGEST_THROTTLE = _counter("quiver.ingest.throttle_total", "Puts told to wait.", "reason")
 INGEST_SECONDS = _seconds("quiver.ingest.seconds", "From put to accepted.")
@@ -121,8 +127,11 @@ SUBSCRIBER_ACKED = _counter(
 SUBSCRIBER_REJECTED = _counter(
     "quiver.subscriber.rejected_bundles_total", "Bundles rejected.", "subscriber"
 )
+SUBSCRIBER_HANDED_OVER = _counter(
+    "quiver.subscriber.handed_over_bundles_total", "Bundles moved to another stream.", "subscriber"
+)
 SUBSCRIBER_DROPPED = _counter(
-    "quiver.subscriber.dropped_bundles_total", "Bundles dropped by policy.", "subscriber", "reason"
+    "quiver.subscriber.dropped_bundles_total", "Bundles dropped, on record.", "subscriber", "reason"
 )
 SUBSCRIBER_LOST = _counter(
     "quiver.subscriber.lost_bundles_total", "Bundles lost to damage.", "subscriber"
@@ -138,6 +147,9 @@ SENT_BYTES = _counter(
     "quiver.sent.bytes_total", "Bytes of batches handed to readers, after projection."
 )
 # retention and budget
+LEDGER_BUNDLES = _gauge(
+    "quiver.ledger.bundles", "Bundles on record as lost, dropped or rejected, ever.", "reason"
+)
 GC_EVICTIONS = _counter("quiver.gc.evictions_total", "Segments deleted.", "reason")
 GC_BYTES = _counter("quiver.gc.bytes_total", "Bytes deleted.", "reason")
 SIZE_EMERGENCIES = _counter(
@@ -151,6 +163,9 @@ RECOVERY_BUNDLES = _gauge("quiver.recovery.bundles", "Bundles the last open repl
 TORN_TAILS = _counter("quiver.recovery.torn_tails_total", "Unsynced log ends cut off.")
 DAMAGE = _counter("quiver.damage_total", "Failed checks, by error code.", "code")
 POISONED = _gauge("quiver.store.poisoned", "1 after a failed fsync, until a restart.")
+DESCRIPTORS_FREE = _gauge(
+    "quiver.process.descriptors_free", "File descriptors the process may still open."
+)
 
 ALL: Final[tuple[Metric, ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)

@@ -21,10 +21,9 @@ from quiver.disk.reserve import Reserve
 from quiver.ingest import Ingest
 from quiver.ledger import Ledger
 from quiver.metrics import Metrics
-from quiver.segment.catalog import Catalog
+from quiver.segment.segments import Segments
 from quiver.stages import StageTable
 from quiver.subscriber.registry import Registry
-from quiver.tail import Tail
 from quiver.wal.writer import WalWriter
 
 
@@ -38,9 +37,8 @@ class Parts:
     lock: threading.Lock
     """The ingest lock: never held over I/O."""
     ingest: Ingest
-    tail: Tail
+    segments: Segments
     wal: WalWriter | None
-    catalog: Catalog
     registry: Registry
     slots: SlotTable
     ledger: Ledger
@@ -53,16 +51,9 @@ class Parts:
     def usage(self) -> Usage:
         """Bytes by where they are; cheap enough for every put."""
         return Usage(
-            segments=self.catalog.file_bytes,
+            segments=self.segments.file_bytes,
             log=0 if self.wal is None else self.wal.bytes_on_disk,
             reserve=self.reserve.held,
             stages=self.stages.file_bytes,
-            mapped=self.catalog.unlinked_bytes,
-            unwritten=self.tail.nbytes + self.stages.memory,
+            unwritten=self.segments.nbytes + self.stages.memory,
         )
-
-    def growing(self) -> int:
-        """The lowest segment that may still get visible bundles. Ingest lock held."""
-        if self.config.deliver == "durable" and self.wal is not None:
-            return self.tail.growing
-        return self.tail.oldest

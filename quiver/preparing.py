@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, cast
 
-import blake3
 import pyarrow as pa
 
 from quiver.bundle import (
@@ -24,19 +23,29 @@ from quiver.bundle import (
     validate,
 )
 from quiver.config import Config
+from quiver.content import CONTENT_HASH_SIZE, content_hash_0_1, hash_content
 from quiver.errors import InvalidBundle, LimitExceeded
 from quiver.event_time import check_range, event_range, merge_ranges
 from quiver.format.ipc import EncodedBatch, encode_batch, parse_stream, schema_message
 from quiver.format.record import FINGERPRINT_SIZE, NO_ATTRIBUTES, EncodedSlot
 from quiver.format.schema import SchemaMessage
-from quiver.format.wal_entry import NO_EXTRAS, BundleExtras, PreparedBody, prepare_bundle
+from quiver.format.wal_entry import (
+    NO_EXTRAS,
+    BundleExtras,
+    PreparedBody,
+    encode_slot_names,
+    prepare_bundle,
+)
 from quiver.ids import MAX_SLOTS, slot_name
 
-CONTENT_HASH_SIZE: Final = 32
 
+class _Checked(NamedTuple):
+    """A batch that is sound."""
 
-_Checked: TypeAlias = tuple[EncodedBatch, pa.RecordBatch | None]
-"""A batch that is sound, and the rows it was made from if it came as rows."""
+    encoded: EncodedBatch
+    rows: pa.RecordBatch
+    """To look at, not to keep: if it came as bytes it lies over them, aligned or not."""
+    came_as_rows: bool
 
 
 class Prepared(NamedTuple):
@@ -48,8 +57,21 @@ class Prepared(NamedTuple):
     ext: bytes
     rows: int
     nbytes: int
+    hashed_here: bool
+    """Whether the content hash was taken here, not given by the producer."""
     entry_size: int
     """Bytes it takes in the log."""
+    older_hash: bytes | None = None
+    """Its content hash as 0.1.0 took it, once somebody had to know."""
+
+    def with_older_hash(self) -> Prepared | None:
+        """To compare it with a hash that 0.1.0 remembered; ``None`` if that can't tell more.
+
+        A hash that the producer gave is compared as it is.
+        """
+        if self.older_hash is not None or not self.hashed_here:
+            return None
+        return self._replace(older_hash=content_hash_0_1(self.slots))
 
 
 class Preparation:
@@ -65,6 +87,7 @@ class Preparation:
         self._declared = config.event_time
         self._lock = lock
         self._schemas: dict[str | int, SchemaMessage] = {}
+        self._named: dict[tuple[int, ...], bytes] = {}
         self.slots = slots
         self.new_names: dict[str, int] = {}
 
@@ -84,7 +107,7 @@ class Preparation:
         for slot, batch in check_slots(slots).items():
             schema = self._schema_of(slot, batch)
             validate(slot, batch, level)
-            batches[slot] = (encode_batch(batch, schema), batch)
+            batches[slot] = _Checked(encode_batch(batch, schema), batch, True)
         return self._prepared(batches, fingerprints, key, attributes, content_hash, event_time)
 
     def prepare_ipc(
@@ -105,8 +128,9 @@ class Preparation:
             encoded = parse_stream(data, max_bytes=self._limits.max_bundle, known=known)
             if encoded.schema is not known:
                 self._take_schema(slot, encoded.schema)
-            validate(slot, encoded.decode(to_check=True), self._config.validation)
-            batches[slot] = (encoded, None)
+            rows = encoded.decode(to_check=True)
+            validate(slot, rows, self._config.validation)
+            batches[slot] = _Checked(encoded, rows, False)
         return self._prepared(batches, fingerprints, key, attributes, content_hash, event_time)
 
     def _schema_of(self, slot: str | int, batch: object) -> SchemaMessage:
@@ -152,29 +176,49 @@ class Preparation:
         # Only now that nothing is wrong with it: a refused bundle must not use up slot ids.
         ids = self._slot_ids(batches)
         slots = [
-            EncodedSlot(ids[slot], given.get(slot, encoded.schema.schema_hash), encoded)
-            for slot, (encoded, _) in batches.items()
+            EncodedSlot(ids[slot], given.get(slot, one.encoded.schema.schema_hash), one.encoded)
+            for slot, one in batches.items()
         ]
         if len(slots) > 1:
             slots.sort(key=_by_slot)
-        if key is not None and content_hash is None:
-            content_hash = _content_hash(slots)
+        hashed_here = key is not None and content_hash is None
+        if hashed_here:
+            content_hash = self._hash(slots, {ids[slot]: one.rows for slot, one in batches.items()})
         if event_time is None and self._declared:
             event_time = self._event_time({ids[slot]: one for slot, one in batches.items()})
         extras, ext = NO_EXTRAS, b""
         if key is not None or content_hash is not None or kept or event_time is not None:
             extras = BundleExtras(key, content_hash, kept, event_time)
             ext = extras.encode()
+        ext += self._names(tuple(slot.slot for slot in slots))
         body = prepare_bundle(slots)
-        return Prepared(slots, body, extras, ext, rows, nbytes, body.entry_size(ext))
+        size = body.entry_size(ext)
+        return Prepared(slots, body, extras, ext, rows, nbytes, hashed_here, size)
+
+    def _names(self, slots: tuple[int, ...]) -> bytes:
+        """What the log is told of the slots' names; a declared table is in every configuration."""
+        if self.slots.declared:
+            return b""
+        found = self._named.get(slots)
+        if found is None:
+            if len(self._named) >= MAX_SLOTS:  # bundles of ever other slots: start over
+                self._named.clear()
+            found = self._named[slots] = encode_slot_names(self.slots.names_of(slots))
+        return found
+
+    def _hash(self, slots: Sequence[EncodedSlot], rows: Mapping[int, pa.RecordBatch]) -> bytes:
+        if self._config.validation == "basic":  # hashing follows offsets, which it left out
+            for slot in slots:
+                validate(self.slots.name_of(slot.slot), rows[slot.slot], "full")
+        return hash_content((slot, rows[slot.slot]) for slot in slots)
 
     def _check_sizes(self, batches: Mapping[str | int, _Checked]) -> tuple[int, int]:
         """Bytes and rows of a bundle that keeps within the limits."""
         limits = self._limits
         nbytes = rows = 0
-        for encoded, _ in batches.values():
-            nbytes += encoded.payload_len
-            rows += encoded.rows
+        for one in batches.values():
+            nbytes += one.encoded.payload_len
+            rows += one.encoded.rows
         if nbytes > limits.max_bundle:
             raise LimitExceeded(
                 "bundle bytes", nbytes, limits.max_bundle, advice="Send smaller batches."
@@ -185,8 +229,8 @@ class Preparation:
         declared = self._declared
         columns = {self.slots.find(name): column for name, column in declared.items()}
         return merge_ranges(
-            event_range(encoded.decode() if batch is None else batch, columns[slot])
-            for slot, (encoded, batch) in batches.items()
+            event_range(one.rows if one.came_as_rows else one.encoded.decode(), columns[slot])
+            for slot, one in batches.items()
             if slot in columns
         )
 
@@ -227,14 +271,3 @@ def _check_hashes(
             raise InvalidBundle(f"a schema fingerprint has {FINGERPRINT_SIZE} bytes.")
     if content_hash is not None and len(content_hash) != CONTENT_HASH_SIZE:
         raise InvalidBundle(f"a content hash has {CONTENT_HASH_SIZE} bytes.")
-
-
-def _content_hash(slots: Sequence[EncodedSlot]) -> bytes:
-    """BLAKE3 over what the bundle holds: slot ids, schemas, dictionaries and batches."""
-    digest = blake3.blake3()
-    for slot in slots:
-        digest.update(slot.slot.to_bytes(2, "little"))
-        digest.update(slot.batch.schema.schema_hash)
-        digest.update(slot.batch.dictionaries)
-        digest.update(slot.batch.batch)
-    return digest.digest()

@@ -13,13 +13,13 @@ from typing import Final
 
 from quiver import metrics as m
 from quiver.background import Background, Driven
-from quiver.errors import Backpressure, QuiverError, Reason, StorageFull
-from quiver.events import INGEST_RESUMED, INGEST_THROTTLED
+from quiver.errors import Backpressure, KeyConflict, OutOfTurn, QuiverError, Reason, StorageFull
+from quiver.events import BUNDLE_RESENT, INGEST_RESUMED, INGEST_THROTTLED
 from quiver.parts import Parts
 from quiver.preparing import Prepared
 from quiver.receipt import Receipt
+from quiver.segment.closing import Trigger
 from quiver.segment.info import SEGMENTS
-from quiver.tail import Trigger
 from quiver.upkeep import Upkeep
 from quiver.waiting import SealWait
 from quiver.wal.group import Commits
@@ -62,6 +62,17 @@ class Throttle:
             self._parts.log.info(INGEST_RESUMED)
 
 
+def _check_turn(after: Receipt | None) -> None:
+    """Under the ingest lock, as the rollback of a failed group and the telling of its receipts
+    is: asked before, the group could be taken back between the answer and the staging, and
+    this bundle would get ahead of one that its producer has yet to send again."""
+    if after is not None and after.error is not None:
+        raise OutOfTurn(
+            f"the bundle before it could not be written ({after.error.code}).",
+            advice="Put that one again, then this one.",
+        )
+
+
 class Puts:
     """Takes prepared bundles in."""
 
@@ -86,7 +97,12 @@ class Puts:
         """Ends every wait: the store closes."""
 
     def put(
-        self, prepare: Callable[[], Prepared], timeout: float, *, awaited: bool = False
+        self,
+        prepare: Callable[[], Prepared],
+        timeout: float,
+        *,
+        awaited: bool = False,
+        after: Receipt | None = None,
     ) -> Receipt:
         """Check, stage, and answer.
 
@@ -95,7 +111,8 @@ class Puts:
         """
         began = self._parts.clock.monotonic()
         prepared = self._prepared(prepare)
-        receipt = self._admit(prepared, began + timeout if timeout > 0 else None, awaited)
+        deadline = began + timeout if timeout > 0 else None
+        receipt = self._admit(prepared, deadline, awaited, after)
         self._seconds.observe(self._parts.clock.monotonic() - began)
         return receipt
 
@@ -132,18 +149,35 @@ class Puts:
             self._parts.metrics.counter(m.INGEST_REFUSED, code=error.code).add()
             raise
 
-    def _admit(self, prepared: Prepared, deadline: float | None, awaited: bool) -> Receipt:
-        parts, tail = self._parts, self._parts.tail
+    def _admit(
+        self, prepared: Prepared, deadline: float | None, awaited: bool, after: Receipt | None
+    ) -> Receipt:
+        parts, segments = self._parts, self._parts.segments
         rounds = 0
         while True:
             seen = self._sealed.told
-            with parts.lock:
-                parts.disk.poison.check()
-                answer = parts.ingest.stage(prepared)
-                full = tail.full_by()
-                if full is not None:
-                    tail.close(full)
+            try:
+                with parts.lock:
+                    parts.disk.poison.check()
+                    _check_turn(after)
+                    answer = parts.ingest.stage(prepared)
+                    full = segments.full_by()
+                    if full is not None:
+                        segments.closed(full)
+            except KeyConflict:
+                older = prepared.with_older_hash()
+                if older is None:
+                    raise
+                prepared = older
+                continue
             if isinstance(answer, Receipt):
+                if answer.replaces is not None:
+                    parts.log.warning(
+                        BUNDLE_RESENT,
+                        key=answer.key,
+                        lost=str(answer.replaces),
+                        ref=str(answer.ref),
+                    )
                 self._after(answer, full is not None, awaited)
                 return answer
             rounds += 1
@@ -179,7 +213,7 @@ class Puts:
         parts, background = self._parts, self.background
         if refusal.reason is Reason.WAL_FULL:
             with parts.lock:
-                parts.tail.close(Trigger.PRESSURE)
+                parts.segments.closed(Trigger.PRESSURE)
         if background is None:
             if rounds <= ASSIST_ROUNDS and self._upkeep.relieve(refusal):
                 return True

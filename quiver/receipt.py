@@ -33,6 +33,7 @@ class Receipt:
         "key",
         "nbytes",
         "ref",
+        "replaces",
         "rows",
         "sequence",
     )
@@ -55,6 +56,8 @@ class Receipt:
         self.nbytes = nbytes
         self.key = key
         self.duplicate = False
+        self.replaces: BundleRef | None = None
+        """A lost bundle that this repeat of its key makes up for."""
         self.done = False
         self._error: QuiverError | None = None
         self._repeats: list[Receipt] | None = None

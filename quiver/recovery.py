@@ -15,6 +15,7 @@ log with an entry that was synced and is bad,   refused: ``WalCorrupt``
   that ends before what segments or checkpoint
   know of
 log of another slot table                       refused: ``LayoutMismatch``
+a file, or an entry, of a newer version         refused: ``UnsupportedVersion``
 torn end of the log (never promised)            copied to quarantine, cut, reported
 log entries whose segment has no file           segments in memory, written soon
 log of the Rust crate, or one of ours in a      its entries made into segments, then removed
@@ -33,43 +34,48 @@ goes with the size of the log and not with what is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from quiver.adoption import adopt
 from quiver.bundle import SlotTable
-from quiver.clock import Clock
+from quiver.clock import Clock, TimeMark
 from quiver.config import Config
-from quiver.contradictions import contradictions, known_sequence, log_behind_progress
+from quiver.contradictions import contradictions, known_sequence
+from quiver.disk import quarantine
 from quiver.disk.disk import TMP_SUFFIX, Disk
-from quiver.errors import QuiverError, SegmentDamage
+from quiver.disk.reserve import Reserve
+from quiver.errors import QuiverError, SegmentDamage, StorageFull
 from quiver.events import (
     BUNDLES_LOST,
     PROGRESS_DAMAGED,
     SEGMENT_QUARANTINED,
     SEGMENT_REBUILT,
+    SEGMENT_RECLAIMED,
     WAL_TRUNCATED,
     get_logger,
 )
-from quiver.format.commit import Commit
-from quiver.format.floor import FLOOR_PATH, Floor, encode_floor, gone_below
+from quiver.fates import Fate, SegmentFate, judge_all, salvage_segment
+from quiver.format.floor import FLOOR_PATH, Floor, encode_floor
 from quiver.format.keys import KeyRecord
 from quiver.format.stage import STAGES
 from quiver.format.state import STATE_NAME, Checkpoint, Loss, encode_state
 from quiver.format.wal_header import layout_hash
 from quiver.ids import BundleRef
-from quiver.ledger import Ledger
-from quiver.losses import count_lost
-from quiver.restaging import Restaged, restage, unpublished
-from quiver.segment.accumulator import OpenSegment
-from quiver.segment.catalog import Catalog
-from quiver.segment.info import SEGMENTS
-from quiver.segment.reader import SegmentReader
+from quiver.keyruns import KeyRuns, read_runs, remove_unlisted
+from quiver.ledger import DAMAGED, Ledger
+from quiver.losses import damage_losses
+from quiver.replay import Replay, key_of, keys_in
+from quiver.restaging import Restaged, restage
+from quiver.segment.info import SEGMENTS, segment_path
+from quiver.segment.segments import Segments
 from quiver.segment.stage import publish_stage
 from quiver.segment.writer import write_segment
 from quiver.stages import StageTable
 from quiver.subscriber.registry import Registry
-from quiver.survey import Survey, first_free_segment, survey
+from quiver.survey import Basics, Findings, SegmentFiles, survey
 from quiver.transactions import Transactions, record_of
 from quiver.wal.contents import LogEntry, LogStart
 from quiver.wal.files import CURSOR, DIRECTORY, log_names
@@ -90,6 +96,8 @@ class Report:
     rebuilt: tuple[int, ...] = ()
     quarantined: tuple[str, ...] = ()
     lost: tuple[Loss, ...] = ()
+    reclaimed: tuple[int, ...] = ()
+    """Segments that are damaged or missing, and that every subscriber had finished."""
     adopted_bundles: int = 0
     maybe_doubled: str | None = None
     progress_problems: tuple[str, ...] = ()
@@ -107,26 +115,34 @@ class Report:
 class Recovered:
     """All an engine needs to go on."""
 
-    catalog: Catalog
+    segments: Segments
     registry: Registry
     slots: SlotTable
     window: KeyWindow
     transactions: Transactions
     stages: StageTable
-    commits: tuple[Commit, ...]
     ledger: Ledger
     floor: Floor
     state: Checkpoint
-    segments: tuple[OpenSegment, ...]
-    next_segment: int
     next_sequence: int
     last_ts: int
+    mark: TimeMark | None
+    """Store time and wall clock at the newest moment that something recorded."""
     log: LogStart
     report: Report = field(default_factory=Report)
 
 
-def recover(disk: Disk, config: Config, clock: Clock, *, watch: Watch | None = None) -> Recovered:
+def recover(
+    disk: Disk,
+    config: Config,
+    clock: Clock,
+    *,
+    watch: Watch | None = None,
+    first_segment: int = 0,
+) -> Recovered:
     """Look, decide, act. The caller holds the store's lock.
+
+    A new store begins with ``first_segment``; one that is there goes on with its own numbers.
 
     Names first: a process that was killed may have left some that are not durable yet.
     Whatever is renamed on top of them could reach the disk without them.
@@ -137,66 +153,92 @@ def recover(disk: Disk, config: Config, clock: Clock, *, watch: Watch | None = N
         disk.fsync_dir(directory)
     if STAGES in disk.listdir(""):
         disk.fsync_dir(STAGES)  # behind segments/: files move there, and never get lost between
-    return _Recovery(disk, config, clock, watch).run()
+    return _Recovery(disk, config, clock, watch, first_segment).run()
 
 
 class _Recovery:
-    def __init__(self, disk: Disk, config: Config, clock: Clock, watch: Watch | None) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        config: Config,
+        clock: Clock,
+        watch: Watch | None,
+        first_segment: int,
+    ) -> None:
         self._disk = disk
         self._config = config
         self._clock = clock
         self._watch = watch
+        self._first_segment = first_segment
         self._log = get_logger()
-        self._catalog = Catalog(disk, config.read_mode, config.max_mapped_segments)
+        self._segments = Segments(disk, config)
         self._slots = SlotTable(config.slots)
         self._without_log = config.durability == "segment_only"
 
     def run(self) -> Recovered:
         layout = layout_hash(self._config.slots)
-        found = survey(self._disk, self._catalog, layout_hash=layout, clean=True, watch=self._watch)
+        # Nothing is changed before all of it was looked at, leftovers of a crash included: a
+        # file of a newer version refuses the store as it is.
+        files = SegmentFiles(self._disk)
+        found = survey(
+            self._disk,
+            files,
+            lambda basics: _replay(files, basics),
+            layout_hash=layout,
+            watch=self._watch,
+        )
         self._refuse(found)
+        self._segments.found(found.files.infos.values())
+        found = self._identify(found)
         _remove_leftovers(self._disk)
+        remove_unlisted(self._disk, found.basics.known_state.keys)
         tail = repair_tail(self._disk, found.log)
         for torn in found.log.torn_tails:
             self._log.warning(WAL_TRUNCATED, file=torn.file, offset=torn.offset, nbytes=torn.length)
-        adopted = adopt(self._disk, self._catalog, found, self._slots.names)
+        adopted = adopt(self._disk, self._segments, found, self._slots.names)
         state = replace(found.basics.known_state, adoption=None)
         ledger = Ledger(state.losses, state.loss_totals)
         keys = self._keys_in_segments(found) if self._had_no_log(found) else []
-        quarantined, rebuilt = self._set_aside_damaged(found)
-        self._finish_deletions(found)
-        next_segment = first_free_segment(found, (info.seq for info in self._catalog.infos))
+        fates = {
+            seq: fate for seq, fate in judge_all(found).items() if seq not in adopted.unfinished
+        }
+        self._learn_slots(found)
+        losses, reclaimed = self._record_losses(found, fates, ledger)
+        quarantined, rebuilt = self._set_aside_damaged(found, fates)
+        self._finish_deletions(found, fates)
+        next_segment = found.first_free_segment(info.seq for info in self._segments.infos())
+        if found.basics.floor is None:  # a new store
+            next_segment = max(next_segment, self._first_segment)
         transactions = self._transactions(found)
         max_stages = self._config.transactions.max_stages
-        restaged = restage(self._disk, self._catalog, found, transactions, max_stages)
-        expected = frozenset(restaged.expected)
-        lost_seqs = [seq for seq in self._lost(found, expected) if seq not in adopted.unfinished]
-        self._learn_slots(found, restaged.unnamed)
-        segments, commits = self._seal_without_log(found, restaged)
-        registry, problems, missing = self._load_progress(found, segments, commits, next_segment)
-        missing -= expected
-        losses = self._record_losses(found, ledger, {*lost_seqs, *missing})
+        restaged = restage(self._disk, self._segments, found, fates, transactions, max_stages)
+        for slot in restaged.unnamed:
+            self._slots.use(slot)
+        if self._without_log:
+            self._seal_without_log(found, restaged)
+        else:
+            self._take_from_log(found, fates)
+        lost = {loss.segment_seq for loss in ledger.losses if loss.reason == DAMAGED}
+        self._segments.begin(next_segment, lost)
+        registry, problems = self._load_progress(found)
         log = self._log_start(found)
         window = self._window(found, keys)
-        floor = self._floor(found, next_segment)
+        floor = self._floor(found)
         if self._without_log and found.log.files and not found.log.foreign:
-            known = (window, transactions, ledger)
-            state, floor = self._end_log(found, known, floor, next_segment)
+            state, floor = self._end_log(found, (window, transactions, ledger), floor)
         return Recovered(
-            catalog=self._catalog,
+            segments=self._segments,
             registry=registry,
             slots=self._slots,
             window=window,
             transactions=transactions,
             stages=restaged.table,
-            commits=commits,
             ledger=ledger,
             floor=floor,
             state=state,
-            segments=tuple(segments),
-            next_segment=next_segment,
             next_sequence=log.next_sequence,
             last_ts=self._last_ts(found),
+            mark=self._time_mark(found),
             log=log,
             report=Report(
                 bundles_replayed=found.replay.bundles,
@@ -206,6 +248,7 @@ class _Recovery:
                 rebuilt=(*adopted.rebuilt, *rebuilt),
                 quarantined=(*adopted.quarantined, *quarantined),
                 lost=losses,
+                reclaimed=reclaimed,
                 adopted_bundles=adopted.bundles,
                 maybe_doubled=adopted.maybe_doubled,
                 progress_problems=problems,
@@ -215,221 +258,279 @@ class _Recovery:
 
     # Refuse
 
-    def _refuse(self, found: Survey) -> None:
+    def _refuse(self, found: Findings[Replay]) -> None:
         """Stop before anything is changed, if what is there doesn't add up."""
-        infos = self._catalog.infos
-        for problem in contradictions(found, infos):
-            raise problem
-        there = {info.seq: info.bundle_count for info in infos}
-        there |= {segment.seq: segment.bundle_count for segment in found.replay.segments}
-        excused = {*found.sealed.damaged, *found.replay.headless}
-        excused |= {seq for commit in found.replay.commits for seq, _ in commit.segments}
-        for problem in log_behind_progress(found, there, excused):
+        if found.replay.contradiction is not None:
+            raise found.replay.contradiction
+        for problem in contradictions(found, judge_all(found)):
             raise problem
         if self._config.subscribers.corrupt_progress == "fail":
             for progress in found.basics.progress.values():
                 if isinstance(progress, QuiverError):
                     raise progress
 
+    # Who the store is
+
+    def _identify(self, found: Findings[Replay]) -> Findings[Replay]:
+        """A store has a uuid for life, and a checkpoint of this version that says so.
+
+        A directory of an older version gets both before anything else in it is changed: from
+        then on the older program refuses it, instead of misreading what this one writes.  In
+        a new directory, and in one of the Rust crate, the floor comes before the checkpoint.
+        """
+        basics = found.basics
+        state = basics.known_state
+        if state.uuid:
+            return found
+        basics = replace(basics, state=replace(state, uuid=uuid.uuid4().hex))
+        if found.basics.floor is not None or found.basics.state is not None:
+            try:
+                basics = self._upgrade(basics, found)
+            except StorageFull:
+                if not Reserve(self._disk, 0).release():
+                    raise
+                basics = self._upgrade(basics, found)
+        return replace(found, basics=basics)
+
+    def _upgrade(self, basics: Basics, found: Findings[Replay]) -> Basics:
+        """Write the checkpoint, and then have the floor say that there is one.
+
+        Version 1 did not say which bundles of a segment were lost.  Where the rest of it is
+        still there, it was not all of them.
+        """
+        state = basics.known_state
+        runs = KeyRuns(self._disk, ()).cover(state.window)
+        there = {info.seq for info in self._segments.infos()}
+        there |= {segment.seq for segment in found.replay.segments}
+        losses = tuple(
+            replace(loss, indexes=()) if loss.segment_seq in there else loss
+            for loss in state.losses
+        )
+        state = replace(state, keys=runs, window=(), losses=losses)
+        self._disk.replace(STATE_NAME, encode_state(state))
+        floor = basics.floor
+        if isinstance(floor, Floor) and not floor.has_state:
+            floor = replace(floor, has_state=True)
+            self._disk.replace(FLOOR_PATH, encode_floor(floor))
+        return replace(basics, state=state, floor=floor, runs=read_runs(self._disk, runs))
+
     # Segments
 
-    def _set_aside_damaged(self, found: Survey) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    def _record_losses(
+        self, found: Findings[Replay], fates: Mapping[int, SegmentFate], ledger: Ledger
+    ) -> tuple[tuple[Loss, ...], tuple[int, ...]]:
+        """Put what damage took on record, durably, before anything is done about it; the new
+        losses, and segments that all had finished.
+
+        What an earlier open recorded already, before it could finish, is not counted again.
+        """
+        fresh = tuple(damage_losses(fates.values(), found, ledger, self._clock.now_ns()))
+        for loss in fresh:
+            ledger.record(loss)
+            self._log.error(
+                BUNDLES_LOST,
+                segment=loss.segment_seq,
+                bundles=loss.bundles,
+                exact=loss.exact,
+                subscribers=dict(loss.subscribers),
+            )
+        if fresh:
+            state = replace(
+                found.basics.known_state,
+                adoption=None,
+                losses=ledger.losses,
+                loss_totals=ledger.totals,
+            )
+            self._disk.replace(STATE_NAME, encode_state(state))
+        damaged = [seq for seq, fate in fates.items() if fate.fate is Fate.DAMAGED]
+        reclaimed = tuple(seq for seq in damaged if seq not in ledger)
+        for seq in reclaimed:
+            self._log.warning(SEGMENT_RECLAIMED, segment=seq)
+        return fresh, reclaimed
+
+    def _set_aside_damaged(
+        self, found: Findings[Replay], fates: Mapping[int, SegmentFate]
+    ) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """Damaged files into quarantine; what is intact of those that the log can't rebuild
+        is written again first, under the same refs."""
         quarantined: list[str] = []
-        in_log = {segment.seq for segment in found.replay.segments}
         rebuilt: list[int] = []
-        for seq, damage in sorted(found.sealed.damaged.items()):
-            record = self._catalog.quarantine(seq, damage)
-            quarantined.append(record.path)
-            self._log.error(SEGMENT_QUARANTINED, segment=seq, file=record.path, error=str(damage))
-            if seq in in_log:
+        for seq, damage in sorted(found.files.damaged.items()):
+            fate = fates.get(seq)
+            if fate is None or fate.fate is Fate.DELETED:
+                continue
+            if fate.fate is Fate.DAMAGED and fate.readable:
+                # A copy: the new file takes the place of the old one in one step.
+                path = quarantine.copy(self._disk, segment_path(seq))
+            else:
+                if seq in self._segments:
+                    self._segments.damaged(seq)
+                path = quarantine.move(self._disk, segment_path(seq))
+            quarantined.append(path)
+            self._log.error(SEGMENT_QUARANTINED, segment=seq, file=path, error=str(damage))
+            if fate.fate is Fate.REBUILD:
                 rebuilt.append(seq)
                 self._log.warning(SEGMENT_REBUILT, segment=seq)
+        for fate in fates.values():
+            if fate.fate is Fate.DAMAGED and fate.readable:
+                segment, info = salvage_segment(found, fate), found.files.infos.get(fate.seq)
+                transaction = None if info is None else info.transaction
+                self._segments.rebuilt(segment, replaces_file=True)
+                self._segments.sealed(
+                    write_segment(self._disk, segment, self._slots.names, transaction)
+                )
+        in_log = (Fate.IN_LOG, Fate.REBUILD)
+        found.replay.keep(seq for seq, fate in fates.items() if fate.fate in in_log)
         return tuple(quarantined), tuple(rebuilt)
 
-    def _finish_deletions(self, found: Survey) -> None:
+    def _finish_deletions(self, found: Findings[Replay], fates: Mapping[int, SegmentFate]) -> None:
         """A number in the floor's gaps has no right to a file: its deletion was decided."""
-        floor = found.basics.known_floor
-        self._catalog.remove(
-            info.seq
-            for info in self._catalog.infos
-            if info.seq < floor.replay_floor and floor.is_gone(info.seq)
-        )
+        deleted = [seq for seq, fate in fates.items() if fate.fate is Fate.DELETED]
+        self._segments.dropped(seq for seq in deleted if seq in self._segments)
+        self._segments.delete_files()
+        damaged = [seq for seq in deleted if seq in found.files.damaged]
+        for seq in damaged:
+            self._disk.unlink(segment_path(seq), missing_ok=True)
+        if damaged:
+            self._disk.fsync_dir(SEGMENTS)
 
-    def _lost(self, found: Survey, expected: frozenset[int]) -> list[int]:
-        """Segments that should be there, aren't, and can't be rebuilt from the log.
-
-        Those that staged files are about to become are ``expected``.
-        """
-        present = {info.seq for info in self._catalog.infos} | expected
-        present |= {segment.seq for segment in found.replay.segments}
-        missing = set(found.basics.known_floor.missing(present))
-        missing |= {
-            seq
-            for commit in unpublished(found, self._catalog)
-            for seq, _ in commit.segments
-            if seq not in present
-        }
-        damaged = {seq for seq in found.sealed.damaged if seq not in present}
-        return sorted(missing | damaged | found.replay.headless)
-
-    def _record_losses(
-        self, found: Survey, ledger: Ledger, lost: Iterable[int]
-    ) -> tuple[Loss, ...]:
-        losses: list[Loss] = []
-        committed = {
-            seq: file.bundles for commit in found.replay.commits for seq, file in commit.segments
-        }
-        for seq in sorted(lost):
-            if seq in ledger:
-                continue
-            known = committed.get(seq)
-            bundles, subscribers = count_lost(seq, found.basics, self._catalog.infos, known)
-            loss = Loss(seq, bundles, 0, "damaged", self._clock.now_ns(), subscribers)
-            ledger.record(loss)
-            losses.append(loss)
-            self._log.error(BUNDLES_LOST, segment=seq, bundles=bundles, subscribers=subscribers)
-        return tuple(losses)
+    def _take_from_log(self, found: Findings[Replay], fates: Mapping[int, SegmentFate]) -> None:
+        """What the log has and no file is in memory, to be written soon."""
+        progress = found.basics.known_progress.values()
+        seen = max((one.first_unused_segment for one in progress), default=0)
+        for segment in found.replay.segments:
+            if fates[segment.seq].fate is Fate.REBUILD:
+                self._segments.rebuilt(segment)
+            else:
+                self._segments.recovered(segment, shown=segment.seq < seen)
 
     # Subscribers
 
-    def _load_progress(
-        self,
-        found: Survey,
-        segments: list[OpenSegment],
-        commits: tuple[Commit, ...],
-        next_segment: int,
-    ) -> tuple[Registry, tuple[str, ...], set[int]]:
-        registry = Registry(self._disk, policy=self._config.subscribers.corrupt_progress)
-        totals = {info.seq: info.bundle_count for info in self._catalog.infos}
-        if self._config.deliver == "durable" and not self._without_log:
-            totals |= {seg.seq: seg.bundle_count for seg in segments}
-            growing = next_segment
-        else:
-            growing = min((seg.seq for seg in segments), default=next_segment)
-        growing = min([growing, *(commit.first_segment for commit in commits)])
+    def _load_progress(self, found: Findings[Replay]) -> tuple[Registry, tuple[str, ...]]:
+        policy = self._config.subscribers.corrupt_progress
+        registry = Registry(self._disk, self._segments, policy=policy)
         problems: list[str] = []
-        missing: set[int] = set()
-        for one in registry.load(found.basics.progress, totals, growing):
+        for one in registry.load(found.basics.progress):
             if one.problem is not None:
                 problems.append(one.problem.message)
                 self._log.error(PROGRESS_DAMAGED, subscriber=one.name, error=str(one.problem))
-            missing |= {seq for seq in one.missing if not found.basics.known_floor.is_gone(seq)}
-        return registry, tuple(problems), missing
+        return registry, tuple(problems)
 
     # The rest
 
-    def _learn_slots(self, found: Survey, by_number: Iterable[int]) -> None:
+    def _learn_slots(self, found: Findings[Replay]) -> None:
         """Names come with the log; without one, with the segments themselves."""
         known = {**found.basics.known_state.slots, **found.replay.names}
         if self._had_no_log(found):
-            for info in self._catalog.infos:
+            for info in self._segments.infos():
                 known.update(info.slots)
         for name, slot in known.items():
             self._slots.learn(name, slot)
-        for info in self._catalog.infos:
+        for info in self._segments.infos():
             for slot in info.unnamed:
                 self._slots.use(slot)
         for segment in found.replay.segments:
             for stream in segment.streams:
                 self._slots.use(stream.slot)
-        for slot in by_number:
-            self._slots.use(slot)
 
-    def _had_no_log(self, found: Survey) -> bool:
+    def _had_no_log(self, found: Findings[Replay]) -> bool:
         """Whether keys and names may be in segments alone: there is no log, or was none."""
         return self._without_log or not found.basics.known_floor.has_log
 
-    def _window(self, found: Survey, in_segments: list[KeyRecord]) -> KeyWindow:
+    def _window(self, found: Findings[Replay], in_segments: list[KeyRecord]) -> KeyWindow:
         config = self._config.idempotency
         window = KeyWindow(config.window_count, int(config.window_age * 1e9))
-        window.extend(found.basics.known_state.window)
+        window.extend(found.basics.known_keys)
         window.extend(in_segments)
-        window.extend(sorted(found.replay.keys, key=lambda record: record.sequence))
+        # Below `through` the checkpoint has them all; the log may not have retired them yet.
+        through = found.basics.known_state.through
+        in_log = (record for record in found.replay.keys if record.sequence >= through)
+        window.extend(sorted(in_log, key=lambda record: record.sequence))
         return window
 
-    def _transactions(self, found: Survey) -> Transactions:
+    def _transactions(self, found: Findings[Replay]) -> Transactions:
         config = self._config.transactions
         transactions = Transactions(config.max_apps, int(config.remember * 1e9))
         transactions.extend(found.basics.known_state.transactions)
         transactions.extend(record_of(commit) for commit in found.replay.commits)
         return transactions
 
-    def _keys_in_segments(self, found: Survey) -> list[KeyRecord]:
+    def _keys_in_segments(self, found: Findings[Replay]) -> list[KeyRecord]:
         """Without a log the newest keys are in the newest segments only.
 
-        Reading them checks those segments: what is damaged is set aside like any other.
+        Reading them checks those segments: what is damaged is set aside like any other, and
+        the keys of its intact bundles are kept as they are.
         """
         through = found.basics.known_state.through
         keys: list[KeyRecord] = []
-        for info in self._catalog.infos:
+        for info in self._segments.infos():
             if info.last_sequence is None or info.last_sequence < through:
                 continue
             try:
-                keys += self._keys_of(self._catalog.reader(info.seq))
+                keys += keys_in(self._segments.reader(info.seq))
             except SegmentDamage as damage:
-                found.sealed.damaged[info.seq] = damage
-        return [record for record in keys if record.sequence >= through]
+                found.files.damaged[info.seq] = damage
+        for seq in found.files.damaged:
+            salvaged = found.files.salvaged(seq)
+            for index in range(0 if salvaged is None else salvaged.segment.bundle_count):
+                if salvaged is not None and index not in salvaged.lost:
+                    key = key_of(salvaged.segment.meta(index), BundleRef(seq, index))
+                    keys += () if key is None else (key,)
+        # In order: the window, and the runs that are made of it, rest on that.
+        new = (record for record in keys if record.sequence >= through)
+        return sorted(new, key=lambda record: record.sequence)
 
-    def _keys_of(self, reader: SegmentReader) -> Iterator[KeyRecord]:
-        for index in range(len(reader)):
-            meta = reader.meta(index)
-            if meta.key is not None and meta.content_hash is not None:
-                yield KeyRecord(
-                    meta.key,
-                    meta.content_hash,
-                    BundleRef(reader.seq, index),
-                    meta.sequence or 0,
-                    meta.ingestion_ts_ns or 0,
-                )
-
-    def _floor(self, found: Survey, next_segment: int) -> Floor:
+    def _floor(self, found: Findings[Replay]) -> Floor:
         """The floor as found; a new store, or one of the Rust crate, gets its first one."""
         floor = found.basics.floor
         if isinstance(floor, Floor):
             return floor
-        sealed = min((s.seq for s in found.replay.segments), default=next_segment)
-        live = [info.seq for info in self._catalog.infos]
-        first = Floor(next_segment, sealed, gone_below(sealed, live))
+        first = self._segments.floor(Floor())
         self._disk.replace(FLOOR_PATH, encode_floor(first))
         return first
 
-    def _last_ts(self, found: Survey) -> int:
-        last = (info.last_ts for info in self._catalog.infos if info.last_ts is not None)
+    def _time_mark(self, found: Findings[Replay]) -> TimeMark | None:
+        known = found.basics.known_state.store_time
+        marks = [TimeMark(known["store_ns"], known["wall_ns"])] if known else []
+        if found.replay.mark is not None:
+            marks.append(found.replay.mark)
+        marks += [
+            TimeMark(info.last_store_ts, info.last_ts)
+            for info in self._segments.infos()
+            if info.last_store_ts is not None and info.last_ts is not None
+        ]
+        return max(marks, default=None)
+
+    def _last_ts(self, found: Findings[Replay]) -> int:
+        last = (info.last_ts for info in self._segments.infos() if info.last_ts is not None)
         return max([found.basics.known_state.last_ts, found.log.last_ts_ns, *last])
 
-    def _log_start(self, found: Survey) -> LogStart:
+    def _log_start(self, found: Findings[Replay]) -> LogStart:
         start = found.log.start()
         if start.files and not found.log.foreign and not self._without_log:
             return start
-        known = known_sequence(found.basics, self._catalog.infos)
+        known = known_sequence(found.basics, self._segments.infos())
         return LogStart(max(start.next_sequence, known), start.position, 1, ())
 
     # A store that goes on without a log
 
-    def _seal_without_log(
-        self, found: Survey, restaged: Restaged
-    ) -> tuple[list[OpenSegment], tuple[Commit, ...]]:
-        """What stays to be written because the log has it: nothing without one."""
-        segments = found.replay.segments
-        if not self._without_log:
-            return segments, restaged.commits
-        for segment in segments:
-            self._catalog.add(write_segment(self._disk, segment, self._slots.names))
+    def _seal_without_log(self, found: Findings[Replay], restaged: Restaged) -> None:
+        """What only the log has is written now: nothing else will have it."""
+        for segment in found.replay.segments:
+            self._segments.sealed(write_segment(self._disk, segment, self._slots.names))
         for commit in restaged.commits:
             there = [(seq, file) for seq, file in commit.segments if seq in restaged.expected]
             infos = [publish_stage(self._disk, commit, seq, file) for seq, file in there]
             self._disk.fsync_dir(SEGMENTS)
             self._disk.fsync_dir(STAGES)
-            self._catalog.add(*infos)
+            self._segments.sealed(*infos, commit=commit)
             restaged.table.published(seq for seq, _ in there)
-        return [], ()
 
     def _end_log(
         self,
-        found: Survey,
+        found: Findings[Replay],
         known: tuple[KeyWindow, Transactions, Ledger],
         floor: Floor,
-        next_segment: int,
     ) -> tuple[Checkpoint, Floor]:
         """All of the log is in segments: keep what else it knew, then let it go.
 
@@ -443,21 +544,13 @@ class _Recovery:
             through=max(through, found.basics.known_state.through),
             last_ts=self._last_ts(found),
             slots={name: slot for slot, name in self._slots.names.items()},
-            window=window.snapshot(through),
+            keys=KeyRuns(self._disk, found.basics.known_state.keys).cover(window.snapshot(through)),
             transactions=transactions.snapshot(through),
             losses=ledger.losses,
             loss_totals=ledger.totals,
         )
         self._disk.replace(STATE_NAME, encode_state(state))
-        live = [info.seq for info in self._catalog.infos]
-        floor = replace(
-            floor,
-            next_segment=max(next_segment, floor.next_segment),
-            replay_floor=max(next_segment, floor.replay_floor),
-            gone=gone_below(max(next_segment, floor.replay_floor), live),
-            has_log=False,
-            has_state=True,
-        )
+        floor = replace(self._segments.floor(floor), has_log=False, has_state=True)
         self._disk.replace(FLOOR_PATH, encode_floor(floor))
         self._remove_log()
         return state, floor
@@ -468,6 +561,17 @@ class _Recovery:
             self._disk.fsync_dir(DIRECTORY)
         self._disk.unlink(CURSOR, missing_ok=True)
         self._disk.fsync_dir(DIRECTORY)
+
+
+def _replay(files: SegmentFiles, basics: Basics) -> Replay:
+    """Keeps of the log what is in no sound segment file, and was not deleted."""
+    floor = basics.known_floor
+
+    @cache
+    def needs_no_log(seq: int) -> bool:
+        return (seq < floor.replay_floor and floor.is_gone(seq)) or files.is_sound(seq)
+
+    return Replay(needs_no_log, basics.known_state.through)
 
 
 def _remove_leftovers(disk: Disk) -> None:

@@ -16,174 +16,57 @@ damaged file of an attempt                  set aside, on record; the rest of it
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
+from quiver.disk import quarantine
 from quiver.disk.disk import Disk
 from quiver.errors import Damage
 from quiver.events import STAGE_DAMAGED, get_logger
-from quiver.format.commit import Commit, CommittedFile
-from quiver.format.stage import STAGES, StageKey, parse_stage_name
-from quiver.segment.aside import set_aside, settle_aside
-from quiver.segment.catalog import Catalog
-from quiver.segment.stage import StageFile, check_committed, load_stage
+from quiver.fates import Fate, Found, SegmentFate
+from quiver.format.commit import Commit
+from quiver.format.stage import STAGES, StageKey
+from quiver.segment.segments import Segments
+from quiver.segment.stage import StageFile
 from quiver.stages import Finished, StageTable
-from quiver.survey import Survey
+from quiver.survey import Stages
 from quiver.transactions import Transactions
 
-
-@dataclass(slots=True)
-class Restaged:
-    """What a start found out about stages."""
-
-    table: StageTable
-    commits: tuple[Commit, ...] = ()
-    """Committed, and not segments yet."""
-    lost: dict[int, CommittedFile] = field(default_factory=dict)
-    """Segments that a commit promised and whose staged file is not there."""
-    unnamed: set[int] = field(default_factory=set)
-    """Slots that staged files use by number."""
-    problems: tuple[str, ...] = ()
-    expected: Mapping[int, int] = field(default_factory=dict)
-    """Segments that are to come, and the bytes of their files."""
+# What staged files mean: for opening, and for the tools
 
 
-def unpublished(found: Survey, catalog: Catalog) -> list[Commit]:
-    """Commits of which a file has not become a segment.
+class AttemptState(StrEnum):
+    """Where an attempt stands."""
 
-    Segments become files in their order, and none is deleted before the floor has passed
-    it: what lies above the floor and has no file was never one.
-    """
-    floor = found.basics.known_floor.replay_floor
-    return [
-        commit
-        for commit in found.replay.commits
-        if any(
-            seq >= floor and seq not in catalog and seq not in found.sealed.damaged
-            for seq, _ in commit.segments
-        )
-    ]
+    FINISHED = "finished"  # it can be committed
+    WRITING = "writing"  # it was never finished, or is a merged file without a commit
+    OVER = "over"  # its version, or a later one, is committed
 
 
-def restage(
-    disk: Disk, catalog: Catalog, found: Survey, transactions: Transactions, max_stages: int
-) -> Restaged:
-    """Look at all staged files, and see to those that are nobody's."""
-    restaging = _Restaging(disk, catalog, found)
-    commits = restaging.check_commits()
-    kept = restaging.sort_out(transactions, commits)
-    table = StageTable(kept, max_stages=max_stages)
-    for seq, size in restaging.expected.items():
-        table.expect(seq, size, found=True)
-    unnamed = {slot for one in kept for file in one.files for slot in file.unnamed}
-    return Restaged(
-        table,
-        tuple(commits),
-        restaging.lost,
-        unnamed | restaging.unnamed,
-        tuple(restaging.problems),
-        restaging.expected,
-    )
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The sound files of one attempt, in order."""
+
+    key: StageKey
+    files: tuple[StageFile, ...]
+    state: AttemptState
 
 
-class _Restaging:
-    def __init__(self, disk: Disk, catalog: Catalog, found: Survey) -> None:
-        self._disk = disk
-        self._catalog = catalog
-        self._found = found
-        self._log = get_logger()
-        self.lost: dict[int, CommittedFile] = {}
-        self.expected: dict[int, int] = {}
-        self.unnamed: set[int] = set()
-        self.problems: list[str] = []
-
-    # Committed
-
-    def check_commits(self) -> list[Commit]:
-        """The commits to be finished; none of their segments is seen before the others."""
-        commits = unpublished(self._found, self._catalog)
-        for commit in commits:
-            for seq, file in commit.segments:
-                info = self._catalog.info(seq)
-                if info is not None:
-                    self.expected[seq] = info.file_bytes
-                elif seq not in self._found.sealed.damaged:
-                    self._check(seq, file)
-            self._catalog.hide(seq for seq, _ in commit.segments)
-        return commits
-
-    def _check(self, seq: int, file: CommittedFile) -> None:
-        try:
-            info = check_committed(self._disk, file)
-        except FileNotFoundError:
-            self.lost[seq] = file
-            reason = f"{file.path} is gone, and was committed"
-        except Damage as damage:
-            self.lost[seq] = file
-            reason = damage.message.rstrip(".")
-            self._set_aside(file.path)
-        else:
-            self.expected[seq] = self._disk.stat_size(file.path) or 0
-            self.unnamed.update(info.unnamed)
-            return
-        if all(loss.segment_seq != seq for loss in self._found.basics.known_state.losses):
-            self._note(f"segment {seq} of a transaction can't be made: {reason}")
-
-    # The others
-
-    def sort_out(self, transactions: Transactions, commits: Iterable[Commit]) -> list[Finished]:
-        """Finished attempts that can be committed; all other files go."""
-        needed = {file.path for commit in commits for _, file in commit.segments}
-        attempts: dict[StageKey, list[StageFile]] = defaultdict(list)
-        gone: list[str] = []
-        for name in self._disk.listdir(STAGES):
-            path = f"{STAGES}/{name}"
-            if parse_stage_name(name) is None or path in needed:
-                continue
-            file = self._load(name)
-            if file is not None:
-                attempts[file.label.key].append(file)
-        kept: list[Finished] = []
-        for key, files in attempts.items():
-            files.sort(key=lambda file: file.label.number)
-            if _is_finished(files) and not _is_over(key, transactions):
-                kept.append(Finished(key, tuple(files), files[-1].label.ts))
-            else:
-                gone += [file.path for file in files]
-        for path in gone:
-            self._disk.unlink(path, missing_ok=True)
-        if gone:
-            self._disk.fsync_dir(STAGES)
-        return kept
-
-    def _load(self, name: str) -> StageFile | None:
-        path = f"{STAGES}/{name}"
-        try:
-            return load_stage(self._disk, name)
-        except Damage as damage:
-            if self._is_segment_too(name):
-                self._disk.unlink(path, missing_ok=True)
-                self._disk.fsync_dir(STAGES)
-                return None
-            self._set_aside(path)
-            self._note(f"a staged file is damaged: {damage.message.rstrip('.')}")
-            return None
-
-    def _is_segment_too(self, name: str) -> bool:
-        """Whether a crash left a file under its old name that has become a segment."""
-        files = {
-            file.path: seq for commit in self._found.replay.commits for seq, file in commit.segments
-        }
-        seq = files.get(f"{STAGES}/{name}")
-        return seq is not None and seq in self._catalog
-
-    def _set_aside(self, path: str) -> None:
-        set_aside(self._disk, path)
-        settle_aside(self._disk, path)
-
-    def _note(self, problem: str) -> None:
-        self.problems.append(problem)
-        self._log.error(STAGE_DAMAGED, error=problem)
+def attempts(stages: Stages, committed: Callable[[str], int | None]) -> list[Attempt]:
+    """What the staged files are; ``committed`` is the last version of an app."""
+    by_key: dict[StageKey, list[StageFile]] = defaultdict(list)
+    for file in stages.files.values():
+        if isinstance(file, StageFile):
+            by_key[file.label.key].append(file)
+    found = []
+    for key, files in sorted(by_key.items()):
+        files.sort(key=lambda file: file.label.number)
+        state = AttemptState.FINISHED if _is_finished(files) else AttemptState.WRITING
+        if _is_over(key, committed(key.app)):
+            state = AttemptState.OVER
+        found.append(Attempt(key, tuple(files), state))
+    return found
 
 
 def _is_finished(files: list[StageFile]) -> bool:
@@ -195,6 +78,116 @@ def _is_finished(files: list[StageFile]) -> bool:
     )
 
 
-def _is_over(key: StageKey, transactions: Transactions) -> bool:
-    record = transactions.find(key.app, 0)
-    return record is not None and key.version <= record.version
+def _is_over(key: StageKey, committed: int | None) -> bool:
+    return committed is not None and key.version <= committed
+
+
+def unpublished(found: Found) -> list[Commit]:
+    """Commits of which a file has not become a segment."""
+    return [
+        commit
+        for commit in found.replay.commits
+        if any(seq in found.waiting for seq, _ in commit.segments)
+    ]
+
+
+# What an open does about them
+
+
+@dataclass(slots=True)
+class Restaged:
+    """What a start found out about stages."""
+
+    table: StageTable
+    commits: tuple[Commit, ...] = ()
+    """Committed, and not segments yet."""
+    unnamed: set[int] = field(default_factory=set)
+    """Slots that staged files use by number."""
+    problems: tuple[str, ...] = ()
+    expected: Mapping[int, int] = field(default_factory=dict)
+    """Segments that are to come, and the bytes of their files."""
+
+
+def restage(
+    disk: Disk,
+    segments: Segments,
+    found: Found,
+    fates: Mapping[int, SegmentFate],
+    transactions: Transactions,
+    max_stages: int,
+) -> Restaged:
+    """Keep what is committed or can still be; set damaged files aside, remove the others."""
+    restaging = _Restaging(disk, found)
+    expected, unnamed = restaging.check_commits(fates)
+    # None of a commit's segments is seen before the others.
+    commits = unpublished(found)
+    for commit in commits:
+        segments.reserved(commit, durable=True)
+    kept = restaging.sort_out(transactions)
+    table = StageTable(kept, max_stages=max_stages)
+    for seq, size in expected.items():
+        table.expect(seq, size, found=True)
+    unnamed |= {slot for one in kept for file in one.files for slot in file.unnamed}
+    return Restaged(table, tuple(commits), unnamed, tuple(restaging.problems), expected)
+
+
+class _Restaging:
+    def __init__(self, disk: Disk, found: Found) -> None:
+        self._disk = disk
+        self._found = found
+        self.problems: list[str] = []
+
+    def check_commits(self, fates: Mapping[int, SegmentFate]) -> tuple[dict[int, int], set[int]]:
+        """The segments that unpublished commits are to become, and their unnamed slots."""
+        found = self._found
+        lost = {one.segment_seq for one in found.basics.known_state.losses if not one.is_reject}
+        expected: dict[int, int] = {}
+        unnamed: set[int] = set()
+        for commit in unpublished(found):
+            for seq, file in commit.segments:
+                waiting, info = found.waiting.get(seq), found.files.infos.get(seq)
+                if info is not None and fates[seq].fate is Fate.SEALED:
+                    expected[seq] = info.file_bytes
+                elif waiting is not None and waiting.info is not None:
+                    expected[seq] = self._disk.stat_size(file.path) or 0
+                    unnamed.update(waiting.info.unnamed)
+                elif waiting is not None and waiting.error is not None:
+                    if self._disk.stat_size(file.path) is not None:
+                        self._set_aside(file.path)
+                    if seq not in lost:
+                        reason = waiting.error.message.rstrip(".")
+                        self._note(f"segment {seq} of a transaction can't be made: {reason}")
+        return expected, unnamed
+
+    def sort_out(self, transactions: Transactions) -> list[Finished]:
+        """Finished attempts that can be committed; all other files go."""
+        found = self._found
+
+        def committed(app: str) -> int | None:
+            record = transactions.find(app, 0)
+            return None if record is None else record.version
+
+        waiting = {one.file.path for one in found.waiting.values()}
+        gone = [path for path in found.stages.committed if path not in waiting]
+        for path, damage in found.stages.files.items():
+            if isinstance(damage, Damage):
+                self._set_aside(path)
+                self._note(f"a staged file is damaged: {damage.message.rstrip('.')}")
+        kept: list[Finished] = []
+        for one in attempts(found.stages, committed):
+            if one.state is AttemptState.FINISHED:
+                kept.append(Finished(one.key, one.files, one.files[-1].label.ts))
+            else:
+                gone += [file.path for file in one.files]
+        for path in gone:
+            self._disk.unlink(path, missing_ok=True)
+        if gone:
+            self._disk.fsync_dir(STAGES)
+        return kept
+
+    def _set_aside(self, path: str) -> None:
+        quarantine.move(self._disk, path)
+
+    def _note(self, problem: str) -> None:
+        self.problems.append(problem)
+        get_logger().error(STAGE_DAMAGED, error=problem)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -17,10 +17,8 @@ import pyarrow as pa
 from quiver.bundle import SlotTable
 from quiver.disk.disk import Disk
 from quiver.errors import Damage, LimitExceeded, NotFound
-from quiver.format.schema import SchemaMessage
-from quiver.reading import Reader
-from quiver.segment.accumulator import OpenSegment
-from quiver.segment.reader import SegmentReader, stream_schemas
+from quiver.segment.reader import stream_schemas
+from quiver.segment.segments import Segments
 
 MAX_SCHEMAS: Final = 10_000
 """Different schemas of a store that are kept in memory."""
@@ -31,9 +29,9 @@ _Found = tuple[tuple[int, bytes], ...]
 class Schemas:
     """The schemas of one store. Safe to use from any thread."""
 
-    def __init__(self, disk: Disk, reader: Reader, slots: SlotTable) -> None:
+    def __init__(self, disk: Disk, segments: Segments, slots: SlotTable) -> None:
         self._disk = disk
-        self._reader = reader
+        self._segments = segments
         self._slots = slots
         self._lock = threading.Lock()
         self._sealed: dict[int, _Found] = {}
@@ -60,17 +58,17 @@ class Schemas:
         if kept is not None:
             return kept
         try:
-            if self._reader.info(seq) is not None:
+            if seq in self._segments:
                 found = self._keep(stream_schemas(self._disk, seq, self._known))
                 self._sealed[seq] = found
                 return found
         except (Damage, FileNotFoundError):
-            pass  # the reader below knows what to do about it
+            pass  # a pin knows what to do about it
         try:
-            segment, _ = self._reader.find(seq)
+            with self._segments.pin(seq) as view:
+                return self._keep(view.schemas())
         except NotFound:
             return ()
-        return self._keep(_look(segment))
 
     def _keep(self, streams: Iterable[tuple[int, bytes, pa.Schema | None]]) -> _Found:
         """Slots and hashes; the schemas are known from here on."""
@@ -89,14 +87,3 @@ class Schemas:
         used = {digest for found in self._sealed.values() for _, digest in found}
         for digest in self._known.keys() - used:
             del self._known[digest]
-
-
-def _look(segment: OpenSegment | SegmentReader) -> Iterator[tuple[int, bytes, pa.Schema]]:
-    if isinstance(segment, OpenSegment):
-        for stream in tuple(segment.streams):
-            for batch in stream.batches[:1]:
-                yield stream.slot, batch.schema.schema_hash, batch.schema.schema
-    else:
-        for entry in segment.streams:
-            schema = segment.stream_reader(entry.stream_id).schema
-            yield entry.slot_id, SchemaMessage.of(schema).schema_hash, schema

@@ -11,29 +11,39 @@ Subscribers that keep up are a few bundles behind, so the newest closed segment 
 memory for a moment where that may save the writing (:meth:`Sealing.is_ready`).
 
 A failed try changes nothing: the segment stays in memory and in the log, and is tried
-again.
+again, by itself after pauses that double up to :data:`MAX_PAUSE`, and at once when the disk
+has room again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from quiver import metrics as m
-from quiver.errors import Poisoned, QuiverError, StorageFull
-from quiver.events import SEGMENT_FINALIZE_FAILED, SEGMENT_FINALIZED, SEGMENT_UNWRITTEN
+from quiver.disk import quarantine
+from quiver.errors import OutOfResources, Poisoned, QuiverError, StorageFull
+from quiver.events import (
+    SEGMENT_FINALIZE_FAILED,
+    SEGMENT_FINALIZED,
+    SEGMENT_QUARANTINED,
+    SEGMENT_UNWRITTEN,
+)
 from quiver.format.commit import Commit
 from quiver.gate import Gate
 from quiver.parts import Parts
 from quiver.publishing import Publishing
+from quiver.receipt import Receipt
 from quiver.records import Records
 from quiver.retention import keeps_finished
 from quiver.segment.accumulator import OpenSegment
+from quiver.segment.closing import Trigger
+from quiver.segment.info import SegmentInfo, segment_path
 from quiver.segment.writer import write_segment
-from quiver.tail import Trigger
 from quiver.wal.files import write_cursor
 
-RETRY_SECONDS: Final = 0.5
+FIRST_PAUSE: Final = 0.5
+MAX_PAUSE: Final = 10.0
 HOLD_SECONDS: Final = 0.5
 """How long a closed segment is left in memory for those who are about to finish it."""
 
@@ -55,15 +65,24 @@ class Sealing:
         self.publishing = Publishing(parts, records)
         self._held: tuple[int, float] | None = None  # a closed segment, and until when
         self._hurried = False
-        self.retry_at = 0.0
-        """After a failure: when the background should try again."""
+        self._unwritten: list[OpenSegment] = []  # gone, and the floor doesn't say so yet
+        self._failures = 0  # in a row
+        self._retry_at = 0.0
+        self._was_busy = False  # the last failure was a limit of the process
+        self._free_then: int | None = None  # free bytes of the disk that was full
 
     def seal_all(self) -> int:
-        """Write every closed segment; how many."""
-        count = 0
-        while self.seal_one():
+        """Write every segment that is closed by now; how many."""
+        count, most = 0, self._waiting
+        while count < most and self.seal_one():
             count += 1
         return count
+
+    @property
+    def _waiting(self) -> int:
+        """At least as many as there are closed segments and commits, those unsaid included."""
+        segments = self._parts.segments
+        return segments.in_memory + len(segments.commits) + len(self._unwritten)
 
     def is_ready(self) -> bool:
         """Whether something closed should be written now: a cheap look.
@@ -71,9 +90,8 @@ class Sealing:
         Not while it is the only one and all subscribers are within it: in a moment they may
         have finished it.  The log has it, so nothing is at risk meanwhile.
         """
-        parts, tail = self._parts, self._parts.tail
-        with parts.lock:
-            closed, waits = tail.closed, bool(tail.commits)
+        parts = self._parts
+        closed, waits = parts.segments.unwritten, bool(parts.segments.commits)
         if waits or self._hurried or len(closed) != 1 or not self._may_be_unwritten:
             return waits or bool(closed)
         seq, total = closed[0].seq, closed[0].bundle_count
@@ -94,6 +112,32 @@ class Sealing:
     def _may_be_unwritten(self) -> bool:
         return self._parts.wal is not None and not keeps_finished(self._parts.config.retention)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether writing failed, and it is not time to try again: a cheap look.
+
+        Room that returns to a full disk ends the pause.
+        """
+        if not self._failures or self._parts.clock.monotonic() >= self._retry_at:
+            return False
+        then = self._free_then
+        if then is not None and self._parts.segments.has_work:
+            waiting = self._parts.segments.next_closed()
+            need = waiting.nbytes if isinstance(waiting, OpenSegment) else 0
+            free = self._parts.disk.free_bytes()
+            return not (free > then and free >= need)
+        return True
+
+    @property
+    def is_paused_for_puts(self) -> bool:
+        """The same for a put that needs the room; a limit of the process may be over by now,
+        and finding out costs little."""
+        return not self._was_busy and self.is_paused
+
+    def resume(self) -> None:
+        """Bytes were freed: no pause any more."""
+        self._retry_at = 0.0
+
     def try_all(self, *, patient: bool = False) -> tuple[int, QuiverError | None]:
         """Write what is closed by now, for those who have more to do than this: never raises.
 
@@ -102,8 +146,7 @@ class Sealing:
         the disk must not have a thread for itself.
         """
         count = 0
-        with self._parts.lock:
-            waiting = self._parts.tail.segment_count + len(self._parts.tail.commits)
+        waiting = self._waiting
         try:
             while count < waiting and (not patient or self.is_ready()) and self.seal_one():
                 count += 1
@@ -122,34 +165,36 @@ class Sealing:
         """
         parts = self._parts
         with self._lock:
+            if self._finish_unwritten():
+                return True
             segment = self._next_closed()
             if segment is None:
                 return False
             if isinstance(segment, Commit):
                 self._publish(segment)
                 return True
-            if self._may_be_unwritten and self._let_go(segment):
+            # A damaged file is kept, in quarantine, also when nobody needs the segment any more.
+            damaged = parts.segments.damaged_file(segment.seq) is not None
+            if self._may_be_unwritten and not damaged and self._let_go(segment):
                 return True
-            trigger = parts.tail.trigger_of(segment.seq)
+            trigger = parts.segments.trigger_of(segment.seq)
             began = parts.clock.monotonic()
             try:
-                info = write_segment(parts.disk, segment, parts.slots.names)
+                info = self._write(segment)
             except QuiverError as error:
                 self._failed(segment.seq, error)
                 raise
-            with parts.lock:
-                parts.catalog.add(info)
-                parts.tail.remove(segment.seq)
-                receipts = parts.ingest.unsealed.pop(segment.seq, ())
-                growing = parts.growing()
-                parts.ingest.settle_sealed(receipts)
+            receipts: Sequence[Receipt] = ()
             try:
-                parts.registry.observe(info.seq, info.bundle_count)
-                parts.registry.advance_open(growing)
+                with parts.lock:
+                    receipts = parts.ingest.unsealed.pop(segment.seq, ())
+                    parts.ingest.settle_sealed(receipts)
+                    parts.registry.show(lambda: parts.segments.sealed(info))
             finally:  # nobody else knows these receipts any more
                 for receipt in receipts:
                     receipt.complete()
                 self._on_sealed()
+            self._succeeded()
             self._count(trigger, info.file_bytes, parts.clock.monotonic() - began)
             parts.log.debug(
                 SEGMENT_FINALIZED, segment=info.seq, bundles=info.bundle_count, trigger=trigger
@@ -159,6 +204,21 @@ class Sealing:
             self.retire_log()
             return True
 
+    def _write(self, segment: OpenSegment) -> SegmentInfo:
+        """Write its file; a damaged one in its place is copied to quarantine before."""
+        parts, seq = self._parts, segment.seq
+        if parts.wal is None and self._records.lacks_names:
+            # Without a log nothing else has them should this file be damaged.
+            self._records.checkpoint()
+        damaged = parts.segments.damaged_file(seq)
+        if damaged is None:
+            return write_segment(parts.disk, segment, parts.slots.names)
+        if parts.disk.stat_size(segment_path(seq)) is not None:
+            copy = quarantine.copy(parts.disk, segment_path(seq))
+            parts.metrics.counter(m.SEGMENT_QUARANTINED).add()
+            parts.log.error(SEGMENT_QUARANTINED, segment=seq, file=copy)
+        return write_segment(parts.disk, segment, parts.slots.names, damaged.transaction)
+
     def _let_go(self, segment: OpenSegment) -> bool:
         """Forget a segment that everybody has finished; whether it was one.
 
@@ -166,18 +226,26 @@ class Sealing:
         the floor says so a crash brings it back from the log, finished as it is.
         """
         parts, seq = self._parts, segment.seq
-        if not parts.registry.retire(seq, segment.bundle_count):
+        if not parts.registry.retire(seq, segment.bundle_count, parts.segments.hidden):
             return False
         self._records.flush_progress()
-        self._records.keep_floor(unwritten=seq)
         with parts.lock:
-            parts.tail.remove(seq)
-            growing = parts.growing()
-        parts.registry.advance_open(growing)
-        parts.registry.forget(seq)
+            parts.registry.show(lambda: parts.segments.finished(seq))
+        self._unwritten.append(segment)
+        return self._finish_unwritten()
+
+    def _finish_unwritten(self) -> bool:
+        """The floor says what was finished unwritten; whether there was something to say."""
+        if not self._unwritten:
+            return False
+        parts = self._parts
+        self._records.keep_floor()
+        done, self._unwritten = self._unwritten, []
+        for segment in done:
+            parts.registry.forget(segment.seq)
+            parts.metrics.counter(m.SEGMENT_UNWRITTEN).add()
+            parts.log.debug(SEGMENT_UNWRITTEN, segment=segment.seq, bundles=segment.bundle_count)
         self._on_sealed()
-        parts.metrics.counter(m.SEGMENT_UNWRITTEN).add()
-        parts.log.debug(SEGMENT_UNWRITTEN, segment=seq, bundles=segment.bundle_count)
         self.retire_log()
         return True
 
@@ -189,6 +257,7 @@ class Sealing:
         except QuiverError as error:
             self._failed(commit.first_segment, error)
             raise
+        self._succeeded()
         took = parts.clock.monotonic() - began
         for info in infos:
             self._count(Trigger.COMMIT, info.file_bytes, took / len(infos))
@@ -205,27 +274,34 @@ class Sealing:
     def _next_closed(self) -> OpenSegment | Commit | None:
         """The oldest closed segment, once all of it is durable in the log."""
         parts, wal = self._parts, self._parts.wal
+        segments = parts.segments
         with parts.lock:
-            closed = parts.tail.next_closed()
+            closed = segments.next_closed()
             if closed is None:
                 return None
-            if wal is None or parts.tail.is_durable(closed):
+            if wal is None or segments.is_durable(closed):
                 return closed
+            last = closed.sequence if isinstance(closed, Commit) else closed.last_sequence
         # Staged but not synced: a segment may only hold what the log already has, or a
-        # failed group could not be taken back any more.
-        while wal.commit():
+        # failed group could not be taken back any more.  Producers go on staging behind it:
+        # no more is committed than this one needs.
+        while wal.durable_before <= last and wal.commit():
             pass
         with parts.lock:
-            closed = parts.tail.next_closed()
-            return closed if closed is not None and parts.tail.is_durable(closed) else None
+            closed = segments.next_closed()
+            return closed if closed is not None and segments.is_durable(closed) else None
 
-    def try_later(self) -> None:
-        """Something failed: no tick of the background tries again before its time."""
-        self.retry_at = self._parts.clock.monotonic() + RETRY_SECONDS
+    def _succeeded(self) -> None:
+        self._failures = 0
+        self._free_then = None
 
     def _failed(self, segment: int, error: QuiverError) -> None:
         parts = self._parts
-        self.try_later()
+        pause = min(MAX_PAUSE, FIRST_PAUSE * 2**self._failures)
+        self._failures += 1
+        self._retry_at = parts.clock.monotonic() + pause
+        self._was_busy = isinstance(error, OutOfResources)
+        self._free_then = parts.disk.free_bytes() if isinstance(error, StorageFull) else None
         parts.metrics.counter(m.SEGMENT_FINALIZE_FAILED).add()
         parts.log.warning(SEGMENT_FINALIZE_FAILED, segment=segment, error=str(error))
         if isinstance(error, StorageFull):
@@ -244,13 +320,12 @@ class Sealing:
         parts, wal = self._parts, self._parts.wal
         if wal is None:
             return
-        with parts.lock:
-            sealed_through = parts.tail.oldest - 1
+        if self._records.has_many_new_keys:
+            self._records.checkpoint()
+        sealed_through = parts.segments.first_not_in_file - 1
         if not wal.retirable(sealed_through):
             return
-        if self._records.is_stale:
-            self._records.checkpoint()
-        first = wal.first_kept(sealed_through)
+        first = wal.first_kept(sealed_through, self._records.cover_log())
         self._records.keep_floor(log_first=first)
         wal.retire(sealed_through, first)
         self._on_sealed()  # a put may have been waiting for room in the log

@@ -30,14 +30,15 @@ from quiver.errors import (
     StoreClosed,
 )
 from quiver.events import STAGE_EXPIRED
+from quiver.forking import guard
 from quiver.format.record import BundleMeta
 from quiver.format.stage import MAX_VERSION, STAGES, StageKey, StageLabel
 from quiver.parts import Parts
 from quiver.preparing import Preparation, Prepared
 from quiver.segment.accumulator import OpenSegment
+from quiver.segment.closing import full_by
 from quiver.segment.stage import STAGED, StageFile, write_stage
 from quiver.stages import Finished, Staged, StageInfo
-from quiver.tail import full_by
 
 MAX_NAME_BYTES: Final = 512
 NAME_ROUNDS: Final = 4
@@ -81,8 +82,9 @@ class Stage:
         self._files: list[StageFile] = []
         self._staged: Staged | None = None
         self._ended: QuiverError | None = None
-        self._since_ns = staging.parts.clock.now_ns()
+        self._since_ns = staging.parts.ingest.times.now_ns()
         self.touched = staging.parts.clock.monotonic()
+        guard(self)
 
     @property
     def app(self) -> str:
@@ -216,7 +218,7 @@ class Stage:
         parts.stages.grow(memory=-segment.nbytes, files=file.length)
 
     def _touch(self) -> None:
-        self._since_ns = self._staging.parts.clock.now_ns()
+        self._since_ns = self._staging.parts.ingest.times.now_ns()
         self.touched = self._staging.parts.clock.monotonic()
 
     def _check_open(self) -> None:
@@ -295,8 +297,7 @@ class Staging:
     def _make_directory(self) -> None:
         """Only stores that use it have one."""
         if not self._has_directory:
-            self.parts.disk.mkdir(STAGES)
-            self.parts.disk.fsync_dir("")
+            self.parts.disk.make_directory(STAGES)
             self._has_directory = True
 
     def check_log(self) -> None:
@@ -374,7 +375,7 @@ class Staging:
         return bool(self._expired_writing() or self._expired_finished())
 
     def _expired_finished(self) -> list[Finished]:
-        oldest = self.parts.clock.now_ns() - int(self._ttl * 1e9)
+        oldest = self.parts.ingest.times.now_ns() - int(self._ttl * 1e9)
         return [one for one in self.parts.stages.finished() if one.since_ns < oldest]
 
     def _expired_writing(self) -> list[Stage]:

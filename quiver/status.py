@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from quiver.budget import Usage
+from quiver.disk.descriptors import DESCRIPTORS
 from quiver.format.state import Loss
 from quiver.ids import BundleRef
 from quiver.lag import Lag
@@ -83,6 +84,8 @@ class StoreStatus:
             "state": str(self.state),
             "usage": {
                 **asdict(self.usage),
+                # 0.1.0 told here what was deleted and still read; it counts as segments now.
+                "mapped": 0,
                 "on_disk": self.usage.on_disk,
                 "committed": self.usage.committed,
             },
@@ -114,9 +117,12 @@ def take_status(
 ) -> StoreStatus:
     """Look at every part; takes no lock that a put needs for longer than a moment."""
     poison = parts.disk.poison.cause
-    problems = list(upkeep.sweeping.problems)
+    problems = list(upkeep.records.problems)
     if upkeep.records.disk_full:
         problems.append("the disk is full")
+    headroom = DESCRIPTORS.headroom()
+    if headroom.is_low:
+        problems.append(headroom.describe())
     if poison is not None:
         problems.insert(0, str(poison))
     ok = State.DEGRADED if problems else State.OK
@@ -124,11 +130,11 @@ def take_status(
         where=where,
         state=State.POISONED if poison is not None else ok,
         problems=tuple(problems),
-        bundles=sum(count for _, count in parts.registry.visible()),
-        segments=len(parts.catalog),
-        unwritten_segments=parts.tail.segment_count,
+        bundles=sum(count for _, count in parts.segments.visible()),
+        segments=len(parts.segments),
+        unwritten_segments=parts.segments.in_memory,
         stages=len(parts.stages),
-        next_segment=parts.tail.next_segment,
+        next_segment=parts.segments.next_segment,
         next_sequence=parts.ingest.next_sequence,
         durable_before=parts.ingest.durable_before,
         usage=parts.usage(),

@@ -9,6 +9,7 @@ from typing import Final
 from quiver.clock import Clock
 from quiver.delivery import Delivery
 from quiver.errors import StoreClosed
+from quiver.forking import guard
 from quiver.ids import BundleRef
 from quiver.lag import Lag, measure_lag
 from quiver.subscriber.handle import ClaimedBundle
@@ -46,6 +47,7 @@ class Subscription:
         self._nudge = nudge
         self._order = order
         self._follow = follow
+        guard(self)
 
     @property
     def name(self) -> str:
@@ -109,7 +111,7 @@ class Subscription:
         return self._delivery.ack_before(self._subscriber, BundleRef(*ref))
 
     def reject(self, ref: BundleRef | tuple[int, int], reason: str = "") -> Outcome:
-        """Finish a bundle as a loss: it can never be dealt with."""
+        """Refuse a bundle, on record in the ledger: it can never be dealt with."""
         return self._delivery.reject(self._subscriber, BundleRef(*ref), reason)
 
     def outcome(self, ref: BundleRef | tuple[int, int]) -> Outcome:
@@ -128,7 +130,7 @@ class Subscription:
 
     def lag(self) -> Lag:
         """How far it is behind: bundles, rows, bytes, and the age of the oldest."""
-        return measure_lag(self._subscriber, self._delivery.reader, self._clock)
+        return measure_lag(self._subscriber, self._delivery.segments, self._clock)
 
     @property
     def position(self) -> BundleRef:

@@ -6,11 +6,12 @@ and counts once that is durable; a group that could not be written takes it back
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 
 from quiver.format.commit import Commit
 from quiver.format.state import AppRecord
+from quiver.segment.info import SegmentInfo
 
 
 def record_of(commit: Commit) -> AppRecord:
@@ -23,7 +24,8 @@ def record_of(commit: Commit) -> AppRecord:
         commit.bundles,
         commit.rows,
         commit.sequence,
-        commit.ts,
+        commit.aged_from_ns,
+        commit.slots,
     )
 
 
@@ -95,3 +97,35 @@ def _drop_oldest(records: OrderedDict[str, AppRecord], max_count: int, oldest_ts
         if len(records) <= max_count and next(iter(records.values())).ts_ns >= oldest_ts:
             return
         records.popitem(last=False)
+
+
+def committed_versions(
+    known: Iterable[AppRecord], commits: Iterable[Commit], segments: Iterable[SegmentInfo] = ()
+) -> tuple[AppRecord, ...]:
+    """The last commit of each app, by all that still tells of it: for tools."""
+    found: dict[str, AppRecord] = {}
+    for record in (*known, *(record_of(commit) for commit in commits), *_by_segments(segments)):
+        other = found.get(record.app)
+        if other is None or record.version > other.version:
+            found[record.app] = record
+    return tuple(sorted(found.values(), key=lambda record: record.sequence))
+
+
+def _by_segments(segments: Iterable[SegmentInfo]) -> list[AppRecord]:
+    parts: dict[tuple[str, int], list[SegmentInfo]] = defaultdict(list)
+    for info in segments:
+        if info.transaction is not None:
+            parts[info.transaction].append(info)
+    return [
+        AppRecord(
+            app,
+            version,
+            min(info.seq for info in infos),
+            len(infos),
+            sum(info.bundle_count for info in infos),
+            sum(info.rows for info in infos),
+            infos[0].first_sequence or 0,
+            infos[0].first_ts or 0,
+        )
+        for (app, version), infos in parts.items()
+    ]

@@ -5,7 +5,8 @@ crash can interrupt anywhere:
 
 ===========================  ==========================================================
 :mod:`quiver.sealing`        writes closed segments, lets the log go that they cover
-:mod:`quiver.sweeping`       deletes what retention allows, records what is lost
+:mod:`quiver.sweeping`       deletes what retention allows
+:mod:`quiver.healing`        deals with segments that turn out damaged
 :mod:`quiver.records`        checkpoint, segment floor and progress: the small files
 :mod:`quiver.admission`      what puts are told when room is short
 ===========================  ==========================================================
@@ -23,21 +24,22 @@ from typing import Final
 from quiver import metrics as m
 from quiver.admission import Admission
 from quiver.errors import Backpressure, QuiverError, Reason, StorageFull
-from quiver.events import STORE_DEGRADED
+from quiver.events import CLOCK_JUMPED, STORE_DEGRADED
 from quiver.format.floor import Floor
 from quiver.format.state import Checkpoint
 from quiver.gate import Gate
+from quiver.healing import Healing
 from quiver.memory import MemoryShare
 from quiver.parts import Parts
 from quiver.records import Records
 from quiver.recovery import Report
 from quiver.sealing import Sealing
-from quiver.segment.accumulator import OpenSegment
+from quiver.segment.closing import Trigger
 from quiver.staging import Staging
 from quiver.sweeping import Maintenance, Sweeping
-from quiver.tail import Trigger
 
 SWEEP_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 0.5
 IDLE_WATERMARK_SECONDS: Final = 0.25
 TIDY_LOG_BYTES: Final = 512
 """A log larger than this is not left behind by a clean close: segments have it all."""
@@ -54,18 +56,20 @@ class Upkeep:
         state: Checkpoint,
         memory: MemoryShare | None,
         staging: Staging,
-        rebuild: Callable[[int], OpenSegment | None],
         on_sealed: Callable[[], None],
     ) -> None:
         self._parts = parts
         self._lock = lock = Gate()
         self.records = Records(parts, lock, floor, state)
         self.sealing = Sealing(parts, lock, self.records, on_sealed)
-        self.sweeping = Sweeping(parts, lock, self.records, rebuild)
+        self.sweeping = Sweeping(parts, lock, self.records)
+        self.healing = Healing(parts, lock, self.records)
+        parts.segments.on_damage = self.healing.heal
         self.admission = Admission(parts, self.sweeping, memory)
         self.staging = staging
-        self.sealing.publishing.note_loss = self.sweeping.note_loss
         self._swept_acks = 0
+        self._jumps = 0
+        self._retry_at = 0.0  # after a round that failed
 
     # What is due
 
@@ -73,21 +77,25 @@ class Upkeep:
         """Whether a round would find something to do; a cheap look."""
         parts = self._parts
         now = parts.clock.monotonic()
-        if now < self.sealing.retry_at or parts.disk.poison.cause is not None:
+        if now < self._retry_at or parts.disk.poison.cause is not None:
             return False
         interval = parts.config.subscribers.progress_interval
         return (
-            self.admission.is_pressed
-            or parts.tail.is_due(now)
-            or self.sealing.is_ready()
+            ((self._wants_sealing(now) or self.sealing.log_is_old) and not self.sealing.is_paused)
             or (
                 parts.registry.changes != self._swept_acks
                 and now - self.records.last_progress >= interval
             )
             or (now - self.sweeping.last_sweep >= SWEEP_SECONDS and self.goes_by_the_clock)
             or self._needs_watermark(now)
-            or self.sealing.log_is_old
+            or self.records.has_many_new_keys
             or self.staging.is_due
+            or parts.segments.deletable
+        )
+
+    def _wants_sealing(self, now: float) -> bool:
+        return (
+            self.admission.is_pressed or self._parts.segments.is_due(now) or self.sealing.is_ready()
         )
 
     @property
@@ -96,7 +104,8 @@ class Upkeep:
         parts = self._parts
         if parts.disk.poison.cause is not None:
             return False
-        in_memory = parts.tail.segment_count > 0 or parts.tail.has_work or parts.stages.memory > 0
+        segments = parts.segments
+        in_memory = segments.in_memory > 0 or segments.has_work or parts.stages.memory > 0
         unsaid = parts.wal is not None and parts.wal.wants_watermark
         return in_memory or unsaid or parts.registry.changes != self._swept_acks
 
@@ -130,11 +139,10 @@ class Upkeep:
         disk is just full, which passes, its error is raised at the end.
         """
         with self._lock:
-            self.sealing.retry_at = 0.0
             try:
                 done, failure = self._round(patient)
             except QuiverError:
-                self.sealing.try_later()
+                self._try_later()
                 raise
             if failure is not None and not isinstance(failure, StorageFull):
                 raise failure
@@ -143,34 +151,56 @@ class Upkeep:
     def _round(self, patient: bool) -> tuple[Maintenance, QuiverError | None]:
         """What was done, and why segments could not be written, if so."""
         parts = self._parts
+        self._look_at_the_clock()
         self.admission.measure()
         early, need = self.admission.take_pressure()
         self._close_open_segment(early)
         if early:
             self.staging.relieve()
-        sealed, failure = self.sealing.try_all(patient=patient and not early)
+        sealed, failure = 0, None
+        if not (patient and self.sealing.is_paused):
+            sealed, failure = self.sealing.try_all(patient=patient and not early)
         self.staging.expire()
         acks = parts.registry.changes
         files = self.records.flush_progress()
         swept = self.sweeping.sweep(need)
         self._swept_acks = acks
+        if swept.freed_bytes:
+            self.sealing.resume()
         self.records.look_for_room()
         if parts.wal is not None and parts.wal.watermark() and not parts.wal.commit():
-            self.sealing.try_later()  # it is still wanted, and a tick is soon
+            self._try_later()  # it is still wanted, and a tick is soon
         self.sealing.rotate_old_log()
         self.admission.measure(again=sealed > 0)
         return replace(swept, sealed=sealed, progress_files=files), failure
 
+    def _try_later(self) -> None:
+        """A round failed: no tick of the background tries again before its time."""
+        self._retry_at = self._parts.clock.monotonic() + RETRY_SECONDS
+
+    def _look_at_the_clock(self) -> None:
+        """Report jumps of the wall clock since the last round; ages don't follow them."""
+        parts, times = self._parts, self._parts.ingest.times
+        with parts.lock:
+            times.look()
+            jumps, seconds = times.jumps, times.last_jump
+        if jumps > self._jumps:
+            parts.metrics.counter(m.CLOCK_JUMPS).add(jumps - self._jumps)
+            parts.log.warning(CLOCK_JUMPED, seconds=round(seconds, 3), jumps=jumps)
+            self._jumps = jumps
+
     def _close_open_segment(self, early: bool) -> None:
-        tail = self._parts.tail
+        segments = self._parts.segments
         with self._parts.lock:
-            if tail.is_due(self._parts.clock.monotonic()):
-                tail.close(Trigger.AGE)
+            if segments.is_due(self._parts.clock.monotonic()):
+                segments.closed(Trigger.AGE)
             elif early:
-                tail.close(Trigger.PRESSURE)
+                segments.closed(Trigger.PRESSURE)
 
     def seal_quietly(self) -> None:
         """Write what is closed. A failure is logged, kept and tried again: it is nobody's put."""
+        if self.sealing.is_paused_for_puts:
+            return
         sealed, _ = self.sealing.try_all()
         self.admission.measure(again=sealed > 0)
 
@@ -183,19 +213,23 @@ class Upkeep:
             early, need = self.admission.take_pressure()
             if early:
                 with self._parts.lock:
-                    self._parts.tail.close(Trigger.PRESSURE)
+                    self._parts.segments.closed(Trigger.PRESSURE)
             spilled = early and self.staging.relieve()
-            sealed, _ = self.sealing.try_all()
+            sealed = 0 if self.sealing.is_paused_for_puts else self.sealing.try_all()[0]
             self.admission.measure(again=True)
             deleted = 0
             if refusal.reason is Reason.DISK:
-                deleted = self.sweeping.sweep(need).deleted
+                swept = self.sweeping.sweep(need)
+                deleted = swept.deleted
+                if swept.freed_bytes:
+                    self.sealing.resume()
             return spilled or sealed + deleted > 0
 
     def leave(self, name: str, remove: Callable[[str], int]) -> int:
         """Let a subscriber go: it is not named any more before its file goes."""
         with self._lock:
             self._parts.registry.get(name)
+            self.records.record_rejects((name,))
             self.records.checkpoint(leaving=name)
             try:
                 return remove(name)
@@ -208,6 +242,8 @@ class Upkeep:
     def begin(self, report: Report, *, has_log: bool) -> None:
         """What must be on disk before the first put: the log's file, losses on record."""
         wal = self._parts.wal
+        if not self.records.has_checkpoint:  # a new store: its uuid is for life
+            self.records.checkpoint()
         if wal is not None and not has_log:
             if self.records.is_stale:  # from a time without a log: from here on nobody looks
                 self.records.checkpoint()
@@ -216,12 +252,14 @@ class Upkeep:
         if wal is None:
             self.records.keep_floor()
         self._note(report)
-        if report.lost or report.progress_problems:
-            self.records.flush_progress()
+        if report.lost or report.reclaimed or report.progress_problems:
+            # Progress last: until the floor says that a segment is gone, its entries there tell
+            # how many bundles it had.
             self.records.checkpoint()
             self.records.keep_floor()
+            self.records.flush_progress()
         self._parts.reserve.restore()
-        if self._parts.tail.commits:  # a crash came before all of it could be seen
+        if self._parts.segments.commits:  # a crash came before all of it could be seen
             self.seal_quietly()
 
     def _note(self, report: Report) -> None:
@@ -230,15 +268,16 @@ class Upkeep:
         metrics.gauge(m.RECOVERY_BUNDLES).set(report.bundles_replayed)
         metrics.counter(m.TORN_TAILS).add(len(report.torn_tails))
         metrics.counter(m.SEGMENT_QUARANTINED).add(len(report.quarantined))
-        for loss in report.lost:
-            for name, count in loss.subscribers.items():
-                metrics.counter(m.SUBSCRIBER_LOST, subscriber=name).add(count)
         problems = [f"segment {loss.segment_seq} is lost ({loss.reason})" for loss in report.lost]
+        problems += [
+            f"segment {seq} is damaged or missing; every subscriber had finished what is lost of it"
+            for seq in report.reclaimed
+        ]
         problems += report.progress_problems
         problems += report.stage_problems
         if report.maybe_doubled is not None:
             problems.append(f"bundles may be here twice: {report.maybe_doubled}")
-        self.sweeping.problems += problems
+        self.records.problems += problems
         for problem in problems:
             self._parts.log.error(STORE_DEGRADED, problem=problem)
 
@@ -252,10 +291,11 @@ class Upkeep:
         with self._lock:
             self.staging.finish()
             with parts.lock:
-                parts.tail.close(Trigger.SHUTDOWN)
+                parts.segments.closed(Trigger.SHUTDOWN)
             self.sealing.seal_all()
             self.records.flush_progress()
             self.sweeping.sweep()
+            parts.segments.delete_files(in_use=True)
             if wal is None:
                 if self.records.is_stale:
                     self.records.checkpoint()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from quiver.clock import Clock
 from quiver.errors import WaitTimeout
+from quiver.forking import guard
 from quiver.receipt import Receipt
 
 
@@ -28,6 +29,7 @@ class SealWait:
         """Set when somebody else does the writing."""
         self.told = 0
         """How often something happened; only rises."""
+        guard(self)
 
     def wait(self, receipt: Receipt, timeout: float | None) -> None:
         """Return when the receipt is done."""

@@ -31,15 +31,20 @@ class KeyWindow:
     def __len__(self) -> int:
         return len(self._records)
 
-    def find(self, key: str, content_hash: bytes, now_ns: int) -> KeyRecord | None:
-        """The first bundle with this key; refuses the same key with other content."""
+    def find(
+        self, key: str, content_hash: bytes, now_ns: int, older_hash: bytes | None = None
+    ) -> KeyRecord | None:
+        """The first bundle with this key; refuses the same key with other content.
+
+        ``older_hash`` is what 0.1.0 would have remembered of the content.
+        """
         record = self._records.get(key)
         if record is None or now_ns - record.ts_ns > self._max_age_ns:
             return None
-        if record.content_hash != content_hash:
+        if record.content_hash not in (content_hash, older_hash):
             raise KeyConflict(
                 f"the idempotency key {key[:80]!r} was used for other content ({record.ref}).",
-                advice="A retry must send the same bytes; a new bundle needs a new key.",
+                advice="A retry must send the same rows; a new bundle needs a new key.",
                 ref=tuple(record.ref),
             )
         return record

@@ -16,7 +16,7 @@ from benchmarks.bars.p2w_window import P2W
 from benchmarks.bars.p3_segment_only import P3
 from benchmarks.bars.p4_replay import P4
 from benchmarks.bars.p4b_replay import P4B
-from benchmarks.bars.p5_read import P5
+from benchmarks.bars.p5_read import P5, P5V
 from benchmarks.bars.p6_recovery import P6
 from benchmarks.bars.p7_backlog import P7
 from benchmarks.bars.p8_memory import P8
@@ -28,7 +28,7 @@ from benchmarks.bars.streams import STREAMS_BAR
 BARS: tuple[Bar, ...] = (
     *(P1, P1D, P1M, P1S, P1X),
     *(P2S, P2W, P3),
-    *(P4, P4B, P5, P6),
+    *(P4, P4B, P5, P5V, P6),
     *(P7, P8, P9, P11),
     *(LIVE, ACKS, IDLE, START, STREAMS_BAR),
 )

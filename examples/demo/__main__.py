@@ -18,8 +18,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from examples.demo import java
 from examples.demo.report import next_steps, report
 from examples.demo.rows import ROWS_PER_BUNDLE, STREAM, TASKS
-from examples.demo.server import ServerProcess
+from examples.demo.server import SHOWN, ServerProcess
 from examples.demo.subscribers import Subscriber
+from examples.demo.watchdog import PATIENCE, Watchdog
 from flight_service.client import ClientError, Stream, connect
 
 KILL_AT = 0.4
@@ -74,7 +75,12 @@ def durable_bundles(stream: Stream) -> int:
 
 
 def watch(
-    console: Console, server: ServerProcess, stream: Stream, job: Job, everybody: list[Subscriber]
+    console: Console,
+    server: ServerProcess,
+    stream: Stream,
+    job: Job,
+    everybody: list[Subscriber],
+    dog: Watchdog,
 ) -> dict[str, Any] | None:
     """Follow it to the end, with a kill in the middle; what the job says it has put."""
     rows = everybody[0].rows
@@ -92,6 +98,7 @@ def watch(
         killed = False
         while put is None or any(one.received < rows for one in everybody):
             done = rows if put else min(rows, durable_bundles(stream) * ROWS_PER_BUNDLE)
+            dog.progress(done, job.over, *(one.received for one in everybody))
             bar.update(durable, completed=done)
             for task, one in zip(had, everybody, strict=True):
                 bar.update(task, completed=one.received)
@@ -123,7 +130,7 @@ def kill(console: Console, server: ServerProcess) -> None:
     console.print(f"  the server is back (pid {pid}); nobody was told")
 
 
-def run(rows: int, *, spark: bool) -> int:
+def run(rows: int, *, spark: bool, patience: float = PATIENCE) -> int:
     """Start, watch, compare; 0 if the promise was kept."""
     console = Console()
     name = choose_job(console, spark=spark)
@@ -135,23 +142,13 @@ def run(rows: int, *, spark: bool) -> int:
         )
         server.start()
         log = Path(root) / "job.log"
-        try:
-            with connect(server.url, wait=20) as client, log.open("w") as errors:
-                stream = client.create_stream(STREAM)
-                everybody = [
-                    Subscriber(stream, "exporter", rows, pace=0.0, careful=False),
-                    Subscriber(stream, "archive", rows, pace=0.05, careful=True),
-                ]
-                url = f"quiver://127.0.0.1:{server.port}/{STREAM}"
-                job = Job(name, url, rows, errors)
-                try:
-                    put = watch(console, server, stream, job, everybody)
-                finally:
-                    job.stop()
-                for one in everybody:
-                    one.finish()
-        finally:
-            server.end(signal.SIGTERM)
+
+        def show() -> None:
+            sys.stderr.write(f"the server's log:\n{server.stacks()}\n")
+            sys.stderr.write(f"the job's log:\n{log.read_text()[-SHOWN:]}\n")
+
+        with Watchdog(show, patience) as dog:
+            put, everybody = follow(console, server, name, rows, log, dog)
         if put is None:
             console.print(f"[red]the job failed:[/]\n{log.read_text()[-3000:]}")
             return 1
@@ -160,9 +157,36 @@ def run(rows: int, *, spark: bool) -> int:
     return 0 if all(one.kept for one in everybody) else 1
 
 
+def follow(
+    console: Console, server: ServerProcess, name: str, rows: int, log: Path, dog: Watchdog
+) -> tuple[dict[str, Any] | None, list[Subscriber]]:
+    """The job and its subscribers, from start to end; what was put, if all of it was."""
+    try:
+        with connect(server.url, wait=20) as client, log.open("w") as errors:
+            stream = client.create_stream(STREAM)
+            everybody = [
+                Subscriber(stream, "exporter", rows, pace=0.0, careful=False),
+                Subscriber(stream, "archive", rows, pace=0.05, careful=True),
+            ]
+            url = f"quiver://127.0.0.1:{server.port}/{STREAM}"
+            job = Job(name, url, rows, errors)
+            try:
+                put = watch(console, server, stream, job, everybody, dog)
+            finally:
+                job.stop()
+            for one in everybody:
+                one.finish()
+    finally:
+        server.end(signal.SIGTERM)
+    return put, everybody
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000, help="how many rows to put")
     parser.add_argument("--plain", action="store_true", help="without Spark")
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE, help="seconds without progress before it ends"
+    )
     arguments = parser.parse_args()
-    sys.exit(run(arguments.rows, spark=not arguments.plain))
+    sys.exit(run(arguments.rows, spark=not arguments.plain, patience=arguments.patience))

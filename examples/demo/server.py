@@ -8,7 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Final
+
+SHOWN: Final = 20_000
+"""Characters of the log that are shown when something hangs."""
 
 
 class ServerProcess:
@@ -24,6 +29,7 @@ class ServerProcess:
             "QUIVER_SERVER__PORT": str(self.port),
             "QUIVER_HTTP__ENABLED": "false",
         }
+        self._log = root.parent / "server.log"
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -32,18 +38,27 @@ class ServerProcess:
 
     def start(self) -> int:
         """Start it and wait until it listens; its process id."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "flight_service.server"],
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "flight_service.server"],
+                env=self._environment,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
             raise SystemExit("the server did not start")
         json.loads(line)
         return self._process.pid
+
+    def stacks(self) -> str:
+        """The end of its log, with the stacks of all its threads; then it is ended."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGUSR1)
+            time.sleep(1.0)  # it may hang: nothing else says that it is done
+            self._process.kill()
+        return self._log.read_text()[-SHOWN:]
 
     def end(self, number: signal.Signals) -> None:
         """Send a signal and wait until the process is gone."""

@@ -47,6 +47,7 @@ from flight_service.client.errors import (
     Closed,
     Disconnected,
     Expired,
+    Forked,
     NotFound,
     Rejected,
     Rejection,
@@ -92,4 +93,5 @@ __all__ = [
     "Rejection",
     "ServerFault",
     "Closed",
+    "Forked",
 ]

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import pyarrow.flight as flight
 
 from flight_service.client.errors import BadRequest, Closed, Disconnected, typed
+from flight_service.client.forking import check_can_connect, guard
 from flight_service.client.retry import Retry, call
 from flight_service.protocol.actions import ACTIONS
 from flight_service.protocol.message import Message
@@ -144,10 +145,12 @@ class Connection:
         ):
             self._calls = retry
         self._stopped = threading.Event()
+        check_can_connect()
         options = (tls or Tls()).options() if self.address.tls else {}
         self._client = flight.FlightClient(
             self.address.location, generic_options=_TRANSPORT, **options
         )
+        guard(self)
 
     def options(self, timeout: float | None = None) -> flight.FlightCallOptions:
         """For one call: who we are, and how long it may take (``None``: no limit)."""

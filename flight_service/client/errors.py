@@ -13,7 +13,8 @@
     ├── BadRequest              it can never be taken as it is
     │   └── Rejected            … said of one or more bundles that were put
     ├── ServerFault             the server's fault or its disk's
-    └── Closed                  this client, writer or subscription has been closed
+    ├── Closed                  this client, writer or subscription has been closed
+    └── Forked                  it belongs to the process that this one was forked from
 """
 
 from __future__ import annotations
@@ -96,6 +97,19 @@ class Closed(ClientError):
 
     def __init__(self, what: str) -> None:
         super().__init__("closed", f"{what} has been closed.", retryable=False)
+
+
+class Forked(ClientError):
+    """A forked child used Flight after its parent had: gRPC does not survive a fork."""
+
+    def __init__(self, what: str, owner: int) -> None:
+        super().__init__(
+            "forked",
+            f"this {what} was forked from process {owner}, which had connected to a server:"
+            " gRPC does not work here. Fork before the first connection is made, or start"
+            " processes with multiprocessing's 'spawn' method, and connect in the child.",
+            retryable=False,
+        )
 
 
 class Rejection:

@@ -22,6 +22,7 @@ from flight_service.client.bundle import ACKED, DEFERRED, Delivered
 from flight_service.client.call import Arrived, Call
 from flight_service.client.connection import Connection
 from flight_service.client.errors import ClientError, Closed, Timeout, by_code, lost, typed
+from flight_service.client.forking import guard
 from flight_service.client.outcomes import Group, Outcomes
 from flight_service.client.retry import Backoff, Retry
 from flight_service.protocol.actions import Outcomes as Taken
@@ -73,6 +74,7 @@ class Feed:
         self._idle = False
         self._leaving = False  # the server is going: end the call when nothing is in hand
         self.reconnects = 0
+        guard(self)
         self._threads = [
             threading.Thread(target=self._read, name="quiver-feed", daemon=True),
             threading.Thread(target=self._send, name="quiver-messenger", daemon=True),
@@ -165,6 +167,8 @@ class Feed:
             while durable and not self._stopping.is_set():
                 self._forget(self._outcomes.doubts())
                 self._arrive_all(lambda: not len(self._outcomes), timeout, deadline)
+                if self._outcomes.has_doubts:
+                    continue  # the call broke meanwhile
                 mark = self._outcomes.mark()
                 self._arrive_all(mark.over, timeout, deadline)
                 if mark.done:
@@ -218,6 +222,7 @@ class Feed:
     def _begin(self, call: Call) -> None:
         with self._lock:
             self._call = call
+            self._outcomes.call_begun()
             self._credit = self._credit_bytes = 0
             self._beat_at = time.monotonic() + self._lease / HEARTBEATS
             self._ping, self._leaving = None, False
@@ -256,8 +261,8 @@ class Feed:
 
     def _arrive(self, info: BundleInfo, rows: Sequence[Row]) -> None:
         self._idle = False
-        if info.ref in self._held:
-            self._grant(info)  # it is in the user's hands: this claim is for that handle
+        if info.ref in self._held or self._outcomes.is_finishing(info.ref):
+            self._grant(info)  # this claim is for the handle that is, or was, in the user's hands
         else:
             self._buffer.append((info, rows))
 
@@ -415,6 +420,8 @@ class Feed:
             groups.pop(0)
             with self._lock:
                 self._outcomes.settled(group)
+                if self._call is not None and self._outcomes.needs_mark:
+                    self._outcomes.mark()
                 self._changed.notify_all()
 
     def _say(self, group: Group) -> Taken:

@@ -13,8 +13,15 @@ holds the bundle now.
 What is confirmed need not be on the server's disk yet.  It is remembered until it is; if
 the call breaks first, the server may have died and it is *doubtful*.  ``mark`` asks for the
 disk: what is doubtful is said again first, and once the mark is confirmed, by the very call
-that all the rest was confirmed by, everything said before it is there.  A bundle that is
-in the user's hands again is no longer doubtful: what was said about it is void.
+that all the rest was confirmed by, everything said before it is there.  What is late goes
+to the disk at once: the server that answers an action need not be the one that serves the
+next call.  A bundle that is in the user's hands again is no longer doubtful: what was said
+about it is void.
+
+A lease that ran out, or an action that overtook the live call, can bring a second copy of
+a bundle whose outcome is on its way.  :meth:`Outcomes.is_finishing` tells which copies must
+not be handed out: from the moment an ack or a reject is said until it is confirmed by the
+live call, which has then brought every copy there was.
 """
 
 from __future__ import annotations
@@ -49,7 +56,14 @@ class Group:
     done: bool = False
     lost: bool = False
     """A mark whose call broke before it was confirmed."""
+    overtaken: set[Ref] = field(default_factory=set)
+    """Of a mark: what an action finished while the live call may have had copies on its way."""
     error: ClientError | None = None
+
+    @property
+    def final(self) -> bool:
+        """Whether its bundles are finished by it."""
+        return self.kind in (ACKED, REJECTED)
 
     def over(self) -> bool:
         """Whether nobody needs to wait for it any more."""
@@ -63,19 +77,19 @@ class Group:
             durable=self.durable,
             ack=refs if self.kind == ACKED else (),
             reject=refs if self.kind == REJECTED else (),
-            defer=refs if self.kind not in (ACKED, REJECTED) else (),
+            defer=() if self.final else refs,
             delay_ms=self.delay_ms,
             reason=self.reason or None,
         )
 
     def request(self, stream: str, subscriber: str) -> tuple[str, Ack | Reject | Defer]:
         """The same as an action, which counts whether the bundle is claimed or not."""
-        refs, reason, durable = tuple(self.refs), self.reason, self.durable
+        refs, reason = tuple(self.refs), self.reason
         if self.kind == ACKED:
-            return "ack", Ack(stream=stream, subscriber=subscriber, refs=refs, durable=durable)
+            return "ack", Ack(stream=stream, subscriber=subscriber, refs=refs, durable=True)
         if self.kind == REJECTED:
             return "reject", Reject(
-                stream=stream, subscriber=subscriber, refs=refs, reason=reason, durable=durable
+                stream=stream, subscriber=subscriber, refs=refs, reason=reason, durable=True
             )
         return "defer", Defer(
             stream=stream, subscriber=subscriber, refs=refs, delay_ms=self.delay_ms, reason=reason
@@ -94,6 +108,8 @@ class Outcomes:
         self._marks: list[Group] = []
         self._remembered: dict[Ref, tuple[str, str]] = {}
         self._doubtful: dict[Ref, tuple[str, str]] = {}
+        self._finishing: set[Ref] = set()
+        self._overtaken: set[Ref] = set()
         self._next_id = 1
         self.urgent = False
 
@@ -117,6 +133,15 @@ class Outcomes:
         """Whether there is something to say by an action."""
         return bool(self._late)
 
+    @property
+    def has_doubts(self) -> bool:
+        """Whether something has to be said again before the disk is asked for."""
+        return bool(self._doubtful)
+
+    def is_finishing(self, ref: Ref) -> bool:
+        """Whether a copy of this bundle is one too many: its end is said, and on its way."""
+        return ref in self._finishing
+
     def say(self, ref: Ref, kind: str, reason: str, delay_ms: int | None, durable: bool) -> Group:
         """Note an outcome; the group it travels with."""
         key = (kind, reason, delay_ms, durable)
@@ -124,6 +149,8 @@ class Outcomes:
         if group is None:
             group = self._open[key] = Group(kind, reason, delay_ms, durable)
         group.refs.append(ref)
+        if group.final:
+            self._finishing.add(ref)
         if len(group.refs) >= MAX_GROUP:
             self._full.append(self._open.pop(key))
             self.urgent = True
@@ -137,6 +164,7 @@ class Outcomes:
         Not before what is doubtful was said again: see :meth:`doubts`.
         """
         group = Group(ACKED, "", None, True)
+        group.overtaken, self._overtaken = self._overtaken, set()
         self._marks.append(group)
         self.urgent = True
         return group
@@ -152,6 +180,7 @@ class Outcomes:
                 self._late.append(groups.pop((kind, reason)))
         self._late += groups.values()
         self._doubtful.clear()
+        self._finishing |= found
         return found
 
     def handed_out(self, ref: Ref) -> None:
@@ -197,6 +226,8 @@ class Outcomes:
             self._remembered.clear()  # the server writes all there is, not only this
         else:
             self._remember(group, taken)
+        if group.final:
+            self._finishing.difference_update(taken, group.overtaken)
         if refused:
             group.refs = [ref for ref in group.refs if ref in refused]
             self._late.append(group)
@@ -204,14 +235,29 @@ class Outcomes:
             group.done = True
 
     def settled(self, group: Group) -> None:
-        """A late one was said by an action, or can't be."""
+        """A late one was said by an action, or can't be.
+
+        The live call, if there is one, may have copies on their way: a mark ends that.
+        """
         self._saying.remove(group)
         group.done = group.error is None
-        if group.done and not group.durable:
-            self._remember(group, group.refs)
+        if group.done and group.final:
+            self._overtaken.update(group.refs)
+        else:
+            self._finishing.difference_update(group.refs)
+
+    def call_begun(self) -> None:
+        """A new call has no copies of what was settled before it."""
+        self._finishing -= self._overtaken
+        self._overtaken.clear()
+
+    @property
+    def needs_mark(self) -> bool:
+        """Whether an action has finished something behind the live call's back."""
+        return bool(self._overtaken)
 
     def _remember(self, group: Group, refs: list[Ref]) -> None:
-        if group.kind in (ACKED, REJECTED):
+        if group.final:
             self._remembered.update(dict.fromkeys(refs, (group.kind, group.reason)))
 
     def call_lost(self) -> None:
@@ -219,6 +265,7 @@ class Outcomes:
         known = [*self._sent.values(), *self._full, *self._open.values(), *self._marks]
         for group in known:
             group.lost = not group.refs
+            self._finishing -= group.overtaken
         self._late += [group for group in known if group.refs]
         self._doubtful |= self._remembered
         for ref in list(self._doubtful)[:-MAX_DOUBTFUL]:

@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Any, Final
 
 from flight_service.client.connection import CALL_TIMEOUT, Connection, Tls, Token
-from flight_service.client.errors import ClientError, Disconnected
+from flight_service.client.errors import ClientError, Disconnected, Forked
+from flight_service.client.forking import guard
 from flight_service.client.retry import Retry, call
 from flight_service.client.stream import Stream
 from flight_service.protocol.actions import (
@@ -35,6 +36,7 @@ class Client:
         self._retry = retry
         self._lock = threading.Lock()
         self._streams: dict[str, Stream] = {}
+        guard(self)
 
     @property
     def location(self) -> str:
@@ -118,7 +120,11 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except Forked:
+            if kind is None:  # an error on its way out says more
+                raise
 
     def __repr__(self) -> str:
         return f"<Client {self.location}>"

@@ -34,6 +34,7 @@ from flight_service.client.errors import (
     lost,
     typed,
 )
+from flight_service.client.forking import guard
 from flight_service.client.lane import Lane
 from flight_service.client.outbox import Entry, Outbox
 from flight_service.client.pending import Data, as_batch
@@ -234,6 +235,7 @@ class StageWriter:
         self._bundles = self._rows = self._staged_bytes = 0
         self._result: Staged | None = None
         self._closed = False
+        guard(self)
 
     def put(
         self,

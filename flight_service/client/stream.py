@@ -14,6 +14,7 @@ import pyarrow as pa
 from flight_service.client.bundle import Bundle
 from flight_service.client.connection import Connection
 from flight_service.client.errors import Rejection
+from flight_service.client.forking import guard
 from flight_service.client.parts import Parts, SlotBatch
 from flight_service.client.pending import Data, Receipt
 from flight_service.client.reading import Range, Reading, When, Where, to_start
@@ -99,6 +100,7 @@ class Stream:
         self._parts = Parts(connection, name, retry)
         self._lock = threading.Lock()
         self._shared: Writer | None = None
+        guard(self)
 
     # Putting
 

@@ -19,6 +19,7 @@ A subscription that is dropped without ``close`` ends by itself: no thread keeps
 from __future__ import annotations
 
 import atexit
+import contextlib
 import weakref
 from collections.abc import Iterator
 from types import TracebackType
@@ -26,8 +27,9 @@ from typing import Final
 
 from flight_service.client.bundle import Delivered
 from flight_service.client.connection import Connection
-from flight_service.client.errors import Closed
+from flight_service.client.errors import Closed, Forked
 from flight_service.client.feed import END_TIMEOUT, Feed
+from flight_service.client.forking import guard
 from flight_service.client.retry import Retry
 from flight_service.protocol.exchange import SubscribeCommand
 
@@ -39,7 +41,13 @@ _open: Final[weakref.WeakSet[Feed]] = weakref.WeakSet()
 def _close_all() -> None:
     # Threads that are inside gRPC when the interpreter goes away take it down.
     for feed in list(_open):
-        feed.close(EXIT_TIMEOUT)
+        with contextlib.suppress(Forked):
+            feed.close(EXIT_TIMEOUT)
+
+
+def _stop(feed: Feed) -> None:
+    with contextlib.suppress(Forked):
+        feed.stop()
 
 
 class Subscription:
@@ -51,9 +59,10 @@ class Subscription:
         self._command = command
         self._follow = follow
         self._closed = False
+        guard(self)
         self._feed = Feed(connection, command, retry)
         _open.add(self._feed)
-        self._drop = weakref.finalize(self, self._feed.stop)
+        self._drop = weakref.finalize(self, _stop, self._feed)
 
     @property
     def name(self) -> str:

@@ -40,6 +40,7 @@ from flight_service.client.errors import (
     lost,
     typed,
 )
+from flight_service.client.forking import guard
 from flight_service.client.lane import Lane
 from flight_service.client.outbox import Entry, Outbox
 from flight_service.client.pending import Data, Pending, Receipt, WriterStats, as_batch
@@ -119,6 +120,7 @@ class Writer:
         self._rejections: list[Rejection] = []
         self._unraised = 0
         self._courier: threading.Thread | None = None
+        guard(self)
 
     # For the caller
 

@@ -15,7 +15,7 @@ follows from the code:
 ``FlightUnavailableError``      what passes by itself: ``backpressure`` (``details``:
                                 ``reason``, ``retry_after_ms``), ``storage_full``,
                                 ``busy``, ``too_many_calls``, ``recovering``,
-                                ``draining``, ``store_locked``
+                                ``draining``, ``store_locked``, ``out_of_resources``
 ``FlightTimedOutError``         ``timeout``
 ``FlightCancelledError``        ``cancelled``
 ``FlightInternalError``         the server's or its disk's fault: ``internal``,
@@ -51,6 +51,8 @@ UNAVAILABLE_CODES: Final = frozenset(
         "recovering",
         "draining",
         "store_locked",
+        "out_of_resources",
+        "out_of_turn",
         "unavailable",
     }
 )

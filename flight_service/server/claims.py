@@ -81,6 +81,8 @@ class Poison:
     """A bundle that nobody could deal with, and where it belongs."""
 
     stream: str
+    origin: str
+    """The uuid of that stream: a stream made again under the name is another one."""
     subscriber: str
     grave: str
     """The stream it goes to."""

@@ -1,7 +1,8 @@
 """Dead letters: poison goes to a stream of its own, with its story.
 
 One thread puts them there, durably, and finishes the bundle at its origin only then.  The
-key names origin and subscriber, so a crash between the two makes no second copy.  When the
+key names the origin's uuid, the subscriber and the ref, so a crash between the two makes no
+second copy, and a stream that was deleted and made again has keys of its own.  When the
 stream of the dead can't take one now, it is tried again; the bundle stays claimed.
 
 Attributes of a dead letter: those it had, and ``quiver.origin.stream``, ``.subscriber``,
@@ -83,13 +84,13 @@ class DeadLetters:
             self._streams.create(target, None, if_not_exists=True)
         with self._streams.use(target) as grave:
             batches: dict[str | int, pa.RecordBatch] = {name: handle[name] for name in handle}
-            key = f"{poison.stream}/{poison.subscriber}/{handle.ref}"
+            key = f"{poison.origin}/{poison.subscriber}/{handle.ref}"
             try:
                 receipt = grave.store.put(batches, key=key, attributes=_story(poison, full=True))
             except LimitExceeded:
                 receipt = grave.store.put(batches, key=key, attributes=_story(poison, full=False))
             receipt.wait()
-        handle.reject(f"dead letter {target} {receipt.ref}")
+        handle.hand_over(f"{target} {receipt.ref}")
         poison.buried(handle.ref)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from flight_service.server.bundles import AT_ONCE, View, Wrapped, ready_next
 from flight_service.server.claims import Delivered
 from flight_service.server.edge import service_error
 from flight_service.server.stream import Stream
+from quiver import BundleRef
 from quiver.errors import NotFound, QuiverError
 
 PUSH_WAIT: Final = 0.5
@@ -162,9 +163,10 @@ class ExchangeCall:
             while self._may_push():
                 asked = self._asked()
                 claimed = self._claim(0.0 if asked else PUSH_WAIT)
+                # First: a client forgets what it is told here, and what is claimed may be the same.
+                self._tell_expired()
                 if claimed and not self._send(claimed):
                     return
-                self._tell_expired()
                 idle = claimed == []
                 if asked and idle:
                     self._desk.await_burials(BURIAL_WAIT)
@@ -233,21 +235,47 @@ class ExchangeCall:
             try:
                 ready = ready_next(self._store, refs[:most], self._view, delivered)
             except NotFound:
-                del refs[0]  # dropped by retention in the meantime: there is nothing to send
+                # Dropped by retention in the meantime: there is nothing to send.
+                self._give_credit_back([delivered[refs.pop(0)]])
                 continue
-            del refs[: len(ready.rows)]
-            messages = ready.each() if together == 1 else [ready.together()]
-            if not all(map(self._write, messages)):
-                return False
+            some = refs[: len(ready.rows)]
+            del refs[: len(some)]
+            if together == 1:
+                messages = zip([[ref] for ref in some], ready.each(), strict=True)
+            else:
+                messages = zip([some], [ready.together()], strict=True)
+            for asked, message in messages:
+                lost = self._write(message, asked)
+                if self._ended:
+                    return False
+                if lost:
+                    self._give_credit_back([delivered[ref] for ref in lost])
+                    refs[:0] = [ref for ref in asked if ref not in lost]
         return True
 
-    def _write(self, message: Wrapped) -> bool:
+    def _write(self, message: Wrapped, refs: list[BundleRef]) -> set[BundleRef]:
+        """Send these bundles if all of them are still claimed here; else, which are not.
+
+        A claim can end between being made and being sent: the lease ran out, or an ack of an
+        earlier delivery came in.  Looked at under the lock that answers are written under, so
+        whoever hears that its ack was taken has had every copy that will come.
+        """
         try:
             with self._writing:
-                self._writer.write_with_metadata(*message)
+                lost = self._desk.no_longer_held(self._lease, refs)
+                if not lost:
+                    self._writer.write_with_metadata(*message)
+                return lost
         except (pa.ArrowException, OSError):
             self._end()
-        return not self._ended
+            return set()
+
+    def _give_credit_back(self, unsent: list[Delivered]) -> None:
+        """The client has room for what was claimed for it and not sent."""
+        with self._changed:
+            if not self._resting:
+                self._credit += len(unsent)
+                self._credit_bytes += sum(one.handle.meta.nbytes for one in unsent)
 
     def _tell_expired(self) -> None:
         expired = self._desk.take_expired(self._lease)

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from flight_service.server.overview import ServerOverview
 from flight_service.server.streams import Streams
+from quiver.disk.descriptors import DESCRIPTORS
 from quiver.metrics import Kind, Sample
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -70,6 +71,7 @@ class _Server(Collector):
     def collect(self) -> Iterable[Metric]:
         calls = self._overview.calls()
         health = self._overview.health().status
+        headroom = DESCRIPTORS.headroom()
         for name, description, value in (
             ("calls", "Calls running.", calls["running"]),
             ("calls_peak", "Most calls that ran at a time.", calls["peak"]),
@@ -78,6 +80,13 @@ class _Server(Collector):
             ("streams_open", "Streams that are open.", len(self._streams.opened())),
             ("streams_damaged", "Streams that can't be opened.", len(self._streams.damage())),
             ("ready", "1 when puts and reads are served.", health in ("ok", "degraded")),
+            ("descriptors_free", "File descriptors that may still be opened.", headroom.free),
+            ("descriptors_limit", "File descriptors that may be open at a time.", headroom.limit),
+            (
+                "descriptor_shortages",
+                "Times a store found no free descriptor.",
+                DESCRIPTORS.shortages,
+            ),
         ):
             family = GaugeMetricFamily(f"quiver_server_{name}", description)
             family.add_metric([], float(value))

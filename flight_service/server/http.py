@@ -29,6 +29,8 @@ from flight_service.server.overview import ServerOverview
 from flight_service.server.streams import Streams
 from quiver.units import format_size
 
+ACCEPT_PAUSE: Final = 0.1
+"""Before a connection is tried again that could not be accepted: it stays ready meanwhile."""
 REQUEST_SECONDS: Final = 10.0
 """Longest time one request may take to arrive."""
 MAX_REQUESTS: Final = 32
@@ -71,6 +73,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._slots = threading.Semaphore(MAX_REQUESTS)
+        self._told = threading.Event()
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         self._stopped, self._stop = socket.socketpair()
@@ -84,6 +87,7 @@ class _Server(ThreadingHTTPServer):
                 self.handle_request()
 
     def tell_to_stop(self) -> None:
+        self._told.set()
         self._stop.close()
 
     def server_close(self) -> None:
@@ -91,11 +95,23 @@ class _Server(ThreadingHTTPServer):
         self._stop.close()
         self._stopped.close()
 
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            # Out of descriptors, mostly. `handle_request` goes on after this, at once.
+            self._told.wait(ACCEPT_PAUSE)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._slots.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._slots.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:

@@ -12,9 +12,10 @@ The library knows pending, claimed and finished.  What a service adds is here, o
 
 Only what is held counts against ``max_in_flight``, so what came back is delivered again
 however full that is.  A delivery counts as failed when the bundle comes back, not when it
-is handed out.  These counts are kept with the stream (see ``service.json``), written at
-most a second later: a crash of the server forgets failures of its last second, and
-bundles that were in somebody's hands count as never handed out.
+is handed out.  These counts are kept with the stream
+(:mod:`flight_service.server.failures`), written at most a second later: a crash of the
+server forgets failures of its last second, and bundles that were in somebody's hands count
+as never handed out.
 """
 
 from __future__ import annotations
@@ -48,7 +49,14 @@ class Desk:
     """One subscriber of one stream: everything that is handed out passes here."""
 
     def __init__(
-        self, store: Store, stream: str, name: str, policy: Policy, clock: Clock, bury: Bury
+        self,
+        store: Store,
+        stream: str,
+        name: str,
+        policy: Policy,
+        clock: Clock,
+        bury: Bury,
+        failures: dict[BundleRef, Failure] | None = None,
     ) -> None:
         self.stream = stream
         self.name = name
@@ -64,9 +72,9 @@ class Desk:
         self._held_bytes = 0
         self._buried: dict[BundleRef, ClaimedBundle] = {}
         self.blocked: tuple[ClaimedBundle, int] | None = None
-        self.failures: dict[BundleRef, Failure] = {}
-        self.changed = False
-        """Whether :attr:`failures` or :attr:`policy` must be written down."""
+        self.failures = {} if failures is None else failures
+        """Failed deliveries; shared with the stream, which writes them down."""
+        self._unsaved: set[BundleRef] = set()
 
     def _subscription(self, order: str = "oldest") -> Subscription:
         with self._lock:
@@ -205,6 +213,7 @@ class Desk:
             self._bury(
                 Poison(
                     stream=self.stream,
+                    origin=self._store.uuid,
                     subscriber=self.name,
                     grave=self.policy.dead_letters(self.stream),
                     handle=handle,
@@ -407,6 +416,11 @@ class Desk:
                 found[ref] = held.delivered
         return found
 
+    def no_longer_held(self, lease: Lease, refs: Iterable[BundleRef]) -> set[BundleRef]:
+        """Those of these bundles that are not claimed under this lease any more."""
+        with self._lock:
+            return {ref for ref in refs if ref not in lease.refs}
+
     def _held_by(self, ref: BundleRef, lease: str | None) -> Held | None:
         held = self._held.get(ref)
         if held is None or (lease is not None and held.lease.id != lease):
@@ -435,14 +449,34 @@ class Desk:
         failure.count += 1
         failure.reason = reason[:MAX_REASON] or failure.reason
         while len(self.failures) >= MAX_FAILURES:
-            del self.failures[next(iter(self.failures))]
+            self._forget(next(iter(self.failures)))
         self.failures[ref] = failure
-        self.changed = True
+        self._unsaved.add(ref)
         return failure.count
 
     def _forget(self, ref: BundleRef) -> None:
         if self.failures.pop(ref, None) is not None:
-            self.changed = True
+            self._unsaved.add(ref)
+
+    @property
+    def has_unsaved_failures(self) -> bool:
+        """Whether :attr:`failures` changed since they were last written down."""
+        return bool(self._unsaved)
+
+    def take_unsaved(self) -> list[tuple[BundleRef, Failure | None]]:
+        """What changed since the last call, as it stands now; ``None``: forgotten.
+
+        If writing it down fails, :meth:`put_unsaved` gives it back.
+        """
+        with self._lock:
+            taken = sorted(self._unsaved)
+            self._unsaved.clear()
+            return [(ref, self.failures.get(ref)) for ref in taken]
+
+    def put_unsaved(self, refs: Iterable[BundleRef]) -> None:
+        """These changes could not be written down."""
+        with self._lock:
+            self._unsaved.update(refs)
 
     def _drop_claim(self, ref: BundleRef) -> None:
         held = self._held.pop(ref, None)
@@ -465,8 +499,8 @@ class Desk:
             if self.blocked is not None:
                 self.blocked[0].defer()
                 self.blocked = None
-            self.failures.clear()
-            self.changed = True
+            for failed in list(self.failures):
+                self._forget(failed)
             self._subscription().seek(ref)
 
     @property

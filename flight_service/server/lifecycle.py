@@ -46,6 +46,7 @@ from flight_service.server.settings import Settings
 from flight_service.server.streams import TICK_SECONDS, Streams
 from quiver.clock import Clock, SystemClock
 from quiver.errors import ConfigError, QuiverError
+from quiver.forking import guard
 
 FORCED_EXIT: Final = 3
 """Exit status when time was up before everything was closed cleanly."""
@@ -85,6 +86,7 @@ class Server:
             threading.Thread(target=self._tick, name="quiver-tick-leases", daemon=True),
             threading.Thread(target=self._recover, name="quiver-recover", daemon=True),
         ]
+        guard(self)
 
     def _open_http(self) -> StatusServer | None:
         http = self.settings.http

@@ -12,6 +12,7 @@ from flight_service.server.limits import Gate
 from flight_service.server.stream import Stream
 from flight_service.server.streams import Streams
 from quiver.clock import Clock
+from quiver.disk.descriptors import DESCRIPTORS
 from quiver.status import State
 
 
@@ -46,6 +47,9 @@ class ServerOverview:
                 problems[stream.name] = f"{status.state}: {'; '.join(status.problems)}"
         if self._auth.problem is not None:
             problems["auth"] = self._auth.problem
+        headroom = DESCRIPTORS.headroom()
+        if headroom.is_low:
+            problems["descriptors"] = headroom.describe()
         if self.stopping():
             word = "draining"
         elif not self.recovered.is_set():

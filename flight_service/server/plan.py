@@ -122,6 +122,8 @@ def _lost(store: Store, start: BundleRef, end: BundleRef, subscriber: str | None
     here = {seq for seq, _ in store.segments()}
     for loss in store.losses:
         seq = loss.segment_seq
+        if loss.is_reject:
+            continue  # it was read, and refused
         if seq in here or not start.segment_seq <= seq <= end.segment_seq:
             continue
         bundles = loss.bundles

@@ -1,4 +1,4 @@
-"""The server's own process: how its memory is handed out, and how its threads take turns.
+"""The server's own process: its memory, its threads' turns, its descriptors, its stacks.
 
 Flight receives every message into memory of the C library's allocator.  By default that
 gives each large block back to the kernel at once, which then clears the pages for the
@@ -15,16 +15,28 @@ paths: it is enough to look now and then.
 Arrow loads pandas, where that is installed, for the first Python list it is given.  The
 server's would be that of its first segment, in the middle of a burst: a second of the
 interpreter's time and fifty megabytes, for nothing.  So Arrow is told that there is none.
+
+Every connection and every open stream takes descriptors.  Most systems allow a process far
+more than it may use without asking (the soft limit, 1,024 by default, is for programs that
+call ``select``): the server asks for all of them.
+
+SIGUSR1 prints the stacks of all threads to standard error, from a handler in C that needs
+neither the interpreter's lock nor a thread that is still able to run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import faulthandler
 import gc
+import signal
 import sys
 from typing import Final
 
 import pyarrow as pa
+
+from quiver.disk.descriptors import raise_limit
 
 # The numbers are those of glibc's <malloc.h>.
 _M_TRIM_THRESHOLD: Final = -1
@@ -61,6 +73,9 @@ def _leave_pandas_out() -> None:
 
 def tune_process() -> bool:
     """Set the process up; ``False`` where the C library is another one, and was left alone."""
+    raise_limit()
+    with contextlib.suppress(RuntimeError, OSError):  # no standard error to print to
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
     gc.set_threshold(YOUNG_OBJECTS, 20, 20)
     _leave_pandas_out()
     if not sys.platform.startswith("linux"):

@@ -76,6 +76,39 @@ class _Answer:
     """The message this one was sent again for: what its own repeat will name, too."""
 
 
+class Gap:
+    """The oldest message that was answered `retry` and has not come again.
+
+    Nothing is taken before it.  Both threads of a call open it: the reading one when a bundle
+    is refused, the sender when one could not be written, which may be an older one.  A client
+    says `resend` for the first `retry` it reads, and receipts come in order: the lowest number
+    counts, whichever thread was first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._filled_by = 0
+        self.first: int | None = None
+        """Read without the lock."""
+
+    def open(self, n: int, repeats: int | None) -> None:
+        """Message ``n``, which repeats another or none, has to come again."""
+        with self._lock:
+            if n < self._filled_by:
+                return  # the client knew of a gap then, and sends all behind it again
+            number = n if repeats is None else repeats
+            self.first = number if self.first is None else min(self.first, number)
+
+    def fill(self, resend: int | None, n: int) -> None:
+        """Message ``n`` was taken, or nobody will send it again; it may close the gap."""
+        if resend is None:
+            return
+        with self._lock:
+            if resend == self.first:
+                self.first = None
+                self._filled_by = n
+
+
 class PutCall:
     """One DoPut."""
 
@@ -106,8 +139,8 @@ class PutCall:
         self._held_up = False
         self._ended = False
         self._client_gone = False
-        self._waiting_for: int | None = None
-        self._newest: Receipt | None = None
+        self._gap = Gap()
+        self._newest: _Answer | None = None
 
     def run(self) -> None:
         """Serve the call; returns when the client has sent everything and been answered."""
@@ -218,46 +251,41 @@ class PutCall:
             if self._stage is not None:
                 answer = self._put_into(self._stage, n, about, bundle)
             else:
-                receipt = self._newest = self._put(about, bundle)
-                answer = _Answer(n, None, receipt)
+                answer = _Answer(n, None, self._put(about, bundle))
         except Exception as error:
             refused = self._refused(n, about.key, error)
             if _for_good(refused):
-                self._closes_gap(resend)  # nobody will send it again
+                self._gap.fill(resend, n)  # nobody will send it again
             return refused
-        self._closes_gap(resend)
+        self._gap.fill(resend, n)
         answer.repeats = resend
+        if self._awaited:  # what was only accepted is answered already, and never sent again
+            self._newest = answer
         return answer
-
-    def _closes_gap(self, resend: int | None) -> None:
-        # The sender may have opened another gap since: only this one is closed.
-        if resend is not None and resend == self._waiting_for:
-            self._waiting_for = None
 
     def _check_turn(self, resend: int | None) -> None:
         """After a `retry` nothing is taken before that bundle: the order holds.
 
-        Also when the sender has yet to find out that the newest could not be written.
+        Also when the sender has yet to find out that the newest could not be written.  What
+        fails after this look, the store sees when it takes the next (``after``).
         """
         if self._stopping():
             raise ServiceError("draining", "the server is stopping.")
-        waiting_for = self._waiting_for
-        if waiting_for is not None:
-            if resend == waiting_for:
-                return
-            first = f"message {waiting_for}"
-        elif self._newest is not None and self._newest.error is not None:
-            self._newest, first = None, "what could not be written"
-        else:
+        newest = self._newest
+        if newest is not None and newest.receipt is not None and newest.receipt.error is not None:
+            self._newest = None
+            self._gap.open(newest.n, newest.repeats)
+        first = self._gap.first
+        if first is None or resend == first:
             return
         raise ServiceError(
             OUT_OF_TURN,
-            f"{first} comes first: send it again, with resend.",
-            retryable=True,
+            f"message {first} comes first: send it again, with resend.",
             details={"retry_after_ms": OUT_OF_TURN_MS},
         )
 
     def _put(self, about: About, bundle: pa.RecordBatch | Sequence[Row]) -> Receipt:
+        after = None if self._newest is None else self._newest.receipt
         if self._command.mode == "slot":
             assert self._command.slot is not None
             return self._store.put(
@@ -268,6 +296,7 @@ class PutCall:
                 event_time=about.event_time,
                 timeout=self._put_wait,
                 awaited=self._awaited,
+                after=after,
             )
         rows = _checked(bundle)
         return self._store.put_ipc(
@@ -279,6 +308,7 @@ class PutCall:
             event_time=about.event_time,
             timeout=self._put_wait,
             awaited=self._awaited,
+            after=after,
         )
 
     def _put_into(
@@ -322,8 +352,8 @@ class PutCall:
         fields["code"] = said.code
         fields["reason"] = said.message[:MAX_REASON]
         if said.retryable:
-            if self._waiting_for is None and said.code != OUT_OF_TURN:
-                self._waiting_for = n if repeats is None else repeats
+            if said.code != OUT_OF_TURN:  # that one is sent again behind the gap anyway
+                self._gap.open(n, repeats)
             wait = said.retry_after_ms
             fields["retry_after_ms"] = DEFAULT_RETRY_MS if wait is None else wait
         return fields

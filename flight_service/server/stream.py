@@ -1,15 +1,15 @@
 """One open stream: its store, its subscribers' desks, and what is kept about them.
 
-``service.json`` beside the store holds what only the service knows: the settings the
-stream was made with, how each subscriber is served, how often which bundle came back, and
-which schemas its slots had.
-It is replaced as a whole, atomically; losing its newest second costs nothing but some
-delivery counts.
+Two files beside the store hold what only the service knows:
+
+- ``service.json``: the settings the stream was made with, how each subscriber is served,
+  which schemas its slots had.  Checked, and replaced as a whole when something changes.
+- ``failures.log``: how often which bundle came back; see
+  :mod:`flight_service.server.failures`.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +17,13 @@ from typing import Any, Final
 
 from flight_service.protocol.actions import Register
 from flight_service.server.claims import Bury, Failure
+from flight_service.server.events import FAILURES_DAMAGED, get_logger
+from flight_service.server.failures import (
+    FailureLog,
+    Table,
+    encode_change,
+    encode_leave,
+)
 from flight_service.server.leases import Desk
 from flight_service.server.policy import Policy
 from flight_service.server.schemas import KnownSchemas
@@ -26,12 +33,20 @@ from quiver import BundleRef, Store
 from quiver.clock import Clock
 from quiver.disk.disk import Disk
 from quiver.errors import LimitExceeded, QuiverError, StateCorrupt, UnknownSubscriber
+from quiver.format.checked_json import decode_checked, encode_checked
+from quiver.fsck.beside import (
+    FAILURES_FILE,
+    SERVICE_FILE,
+    SERVICE_VERSION_1,
+    STORE,
+    is_of_version_1,
+)
 from quiver.ids import subscriber_id
 
-SERVICE_FILE: Final = "service.json"
 SAVE_SECONDS: Final = 1.0
 MAX_SUBSCRIBERS: Final = 10_000
-MAX_RECORD: Final = 64 << 20
+
+_log = get_logger()
 
 
 @dataclass(slots=True)
@@ -41,34 +56,54 @@ class Record:
     settings: dict[str, Any] = field(default_factory=dict)
     subscribers: dict[str, Any] = field(default_factory=dict)
     schemas: dict[str, list[str]] = field(default_factory=dict)
+    first_segment: int = 0
+    """The store's first segment number: behind those of a deleted stream of this name."""
+    unsaved: bool = False
+    """There is none on disk, or one without a checksum: to be written down at once."""
+
+    def encode(self) -> bytes:
+        """The file's bytes."""
+        return encode_checked(
+            {
+                "settings": self.settings,
+                "subscribers": self.subscribers,
+                "schemas": self.schemas,
+                "first_segment": self.first_segment,
+            }
+        )
 
 
 def read_record(disk: Disk, place: str) -> Record:
-    """The record of a stream; a stream without one has the server's settings."""
+    """The record of a stream: it is written before the store is made, so a store without
+    one has lost it, and with it settings and policies that nobody could guess."""
     path = f"{place}/{SERVICE_FILE}"
     try:
         data = disk.read(path)
     except FileNotFoundError:
-        return Record()
-    try:
-        body = json.loads(data)
-        if body["v"] != 1:
-            raise ValueError(f"version {body['v']!r}")
-        parts = [body.get(name, {}) for name in ("settings", "subscribers", "schemas")]
-        if not all(isinstance(part, dict) for part in parts):
-            raise TypeError("not objects")
-    except (ValueError, TypeError, KeyError) as error:
+        if STORE not in disk.listdir(place):
+            return Record()  # a crash came before the stream was made
+        if is_of_version_1(disk, f"{place}/{STORE}"):
+            return Record(unsaved=True)  # 0.1.0 took a missing one for the server's settings
         raise StateCorrupt(
-            f"{path} can't be read: {error}.",
-            advice="Restore it, or remove it to go on with the server's settings.",
+            f"{path} is missing: settings and subscribers' policies of the stream are not known."
+            " Nothing was changed.",
+            advice="Put it back from a backup. To go on with the server's settings and default"
+            " policies: quiver repair ROOT --yes.",
             file=path,
         ) from None
-    return Record(*parts)
+    body = decode_checked(data, path, version_1=SERVICE_VERSION_1)
+    unsaved = "first_segment" not in body
+    first = body.get("first_segment", 0)
+    settings, subscribers, schemas = (body.get(name, {}) for name in SERVICE_VERSION_1)
+    kept = (settings, subscribers, schemas)
+    if not all(isinstance(part, dict) for part in kept) or type(first) is not int:
+        raise StateCorrupt(f"{path} holds values of the wrong kind.", file=path)
+    return Record(settings, subscribers, schemas, first, unsaved)
 
 
-def write_record(disk: Disk, place: str, kept: Mapping[str, Any]) -> None:
+def write_record(disk: Disk, place: str, record: Record) -> None:
     """Keep a record, durably."""
-    disk.replace(f"{place}/{SERVICE_FILE}", json.dumps({"v": 1, **kept}).encode())
+    disk.replace(f"{place}/{SERVICE_FILE}", record.encode())
 
 
 class Stream:
@@ -80,31 +115,52 @@ class Stream:
         store: Store,
         record: Record,
         *,
+        disk: Disk,
+        place: str,
         delivery: DeliverySection,
         clock: Clock,
         bury: Bury,
-        save: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self.name = name
         self.store = store
         self.stages = Stages(store, clock)
         self.schemas = KnownSchemas(store, record.schemas)
-        self._settings = record.settings
-        self._saved = record.subscribers
+        self._disk = disk
+        self._place = place
+        self._record = record
+        self._failure_log = FailureLog(disk, f"{place}/{FAILURES_FILE}")
+        self._failures = self._load_failures()
         self._default = Policy.default(delivery)
         self._clock = clock
         self._bury = bury
-        self._save = save
         self._lock = threading.Lock()
         self._saving = threading.Lock()
         self._desks: dict[str, Desk] = {}
+        self._left: list[str] = []
         self._next_save = 0.0
         self._stale = False
+        if record.unsaved:
+            self._move_failures()
+            self.save()
+
+    def _load_failures(self) -> Table:
+        table, damaged = self._failure_log.load()
+        if damaged:
+            _log.error(FAILURES_DAMAGED, stream=self.name, lines=damaged)
+        return table
+
+    def _move_failures(self) -> None:
+        """Version 1 kept failed deliveries in ``service.json``."""
+        for name, saved in self._record.subscribers.items():
+            of_subscriber = self._failures.setdefault(name, {})
+            for segment, index, count, reason in saved.pop("failures", ()):
+                of_subscriber.setdefault(BundleRef(segment, index), Failure(count, reason))
+        self._failure_log.rewrite(self._failures)
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """What it was made with."""
-        return self._settings
+        return self._record.settings
 
     # Subscribers
 
@@ -127,12 +183,10 @@ class Stream:
             return self._desks.setdefault(name, self._new_desk(name))
 
     def _new_desk(self, name: str) -> Desk:
-        saved = self._saved.get(name, {})
+        saved = self._record.subscribers.get(name, {})
         policy = Policy.read(saved.get("policy", {}), self._default)
-        desk = Desk(self.store, self.name, name, policy, self._clock, self._bury)
-        for segment, index, count, reason in saved.get("failures", []):
-            desk.failures[BundleRef(segment, index)] = Failure(count, reason)
-        return desk
+        failures = self._failures.setdefault(name, {})
+        return Desk(self.store, self.name, name, policy, self._clock, self._bury, failures)
 
     def register(self, request: Register, start: Any) -> tuple[Desk, bool, BundleRef]:
         """Make a subscriber known and set its policy, durably; whether it is new, and where."""
@@ -150,37 +204,52 @@ class Stream:
         given_up = leave(name)
         with self._lock:
             self._desks.pop(name, None)
-            self._saved.pop(name, None)
+            self._record.subscribers.pop(name, None)
+            if self._failures.pop(name, None):
+                self._left.append(name)
         self.save()
         return given_up
 
     # What is kept
 
     def save(self) -> None:
-        """Write settings, policies, failures and schemas down, durably."""
+        """Write settings, policies and schemas down, durably."""
         with self._saving:
             with self._lock:
-                desks = list(self._desks.values())
-                for desk in desks:
-                    desk.changed = False
-                    self._saved[desk.name] = {
-                        "policy": desk.policy.write(),
-                        "failures": [
-                            [*ref, failure.count, failure.reason]
-                            for ref, failure in desk.failures.copy().items()
-                        ],
-                    }
-                kept = {
-                    "settings": self._settings,
-                    "subscribers": dict(self._saved),
-                    "schemas": self.schemas.write(),
-                }
+                for desk in self._desks.values():
+                    self._record.subscribers[desk.name] = {"policy": desk.policy.write()}
+                self._record.schemas = self.schemas.write()
+                data = self._record.encode()
             try:
-                self._save(kept)
+                self._disk.replace(f"{self._place}/{SERVICE_FILE}", data)
             except BaseException:
                 self._stale = True
                 raise
             self._stale = False
+
+    def save_failures(self) -> None:
+        """Write down which failed deliveries have changed, durably."""
+        with self._saving:
+            with self._lock:
+                desks = list(self._desks.values())
+                left, self._left = self._left, []
+            changes = [(desk, desk.take_unsaved()) for desk in desks]
+            with self._lock:  # behind the changes: a rewrite must not miss one of them
+                live = {name: one.copy() for name, one in self._failures.items()}
+            lines = [encode_leave(name) for name in left]
+            lines += [
+                encode_change(desk.name, ref, failure)
+                for desk, changed in changes
+                for ref, failure in changed
+            ]
+            try:
+                self._failure_log.save(lines, live)
+            except BaseException:
+                for desk, changed in changes:
+                    desk.put_unsaved(ref for ref, _ in changed)
+                with self._lock:
+                    self._left = left + self._left
+                raise
 
     def tick(self, now: float) -> None:
         """End leases and stages whose time is over; write what changed down, once a second."""
@@ -192,12 +261,21 @@ class Stream:
             desk.expire(now)
         if now >= self._next_save and self._is_unsaved:
             self._next_save = now + SAVE_SECONDS
+            self._save_changes()
+
+    def _save_changes(self) -> None:
+        if self._has_unsaved_failures:
+            self.save_failures()
+        if self.schemas.changed or self._stale:
             self.save()
 
     @property
+    def _has_unsaved_failures(self) -> bool:
+        return bool(self._left) or any(one.has_unsaved_failures for one in self.desks().values())
+
+    @property
     def _is_unsaved(self) -> bool:
-        changed = self.schemas.changed or any(desk.changed for desk in self.desks().values())
-        return changed or self._stale
+        return self.schemas.changed or self._stale or self._has_unsaved_failures
 
     @property
     def is_at_rest(self) -> bool:
@@ -225,8 +303,7 @@ class Stream:
         """Write everything and let go of the directory."""
         try:
             self.schemas.look()
-            if self._is_unsaved:
-                self.save()
+            self._save_changes()
         except QuiverError:
             pass  # counts and schemas only: the store must be closed in any case
         try:

@@ -4,16 +4,18 @@
 
     root/LOCK                          one server per root
     root/streams/<name>/store/         the store (see quiver.engine)
-    root/streams/<name>/service.json   its settings, its subscribers' policies and failures
+    root/streams/<name>/service.json   its settings and its subscribers' policies
+    root/streams/<name>/failures.log   failed deliveries of its bundles
     root/trash/<name>.<random>/        deleted, being removed
+    root/deleted.json                  where the numbers of a stream made again begin
 
 A stream is opened when somebody needs it and closed when nobody has for a while, or when
 another needs its place: any number of streams cost a bounded number of threads, files
 and bytes of memory.  All open ones share the threads of one
 :class:`~quiver.background.Background` and one :class:`~quiver.budget.DiskBudget`.
 
-A stream that can't be opened (a damaged log, say) is marked and answers with the reason;
-the others never notice.
+A stream that can't be opened (a damaged log, or files of a newer Quiver) is marked and
+answers with the reason; the others never notice.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any, Final
 
 from flight_service.protocol.errors import ServiceError
 from flight_service.server.claims import Bury
+from flight_service.server.deleted import DeletedStreams
 from flight_service.server.events import (
     STREAM_CLOSE_FAILED,
     STREAM_CLOSED,
@@ -40,7 +43,12 @@ from flight_service.server.events import (
     get_logger,
 )
 from flight_service.server.settings import Settings
-from flight_service.server.stream import SERVICE_FILE, Stream, read_record, write_record
+from flight_service.server.stream import (
+    Record,
+    Stream,
+    read_record,
+    write_record,
+)
 from quiver.background import Background
 from quiver.budget import DiskBudget
 from quiver.clock import Clock
@@ -49,9 +57,11 @@ from quiver.disk.disk import Disk
 from quiver.disk.lock import StoreLock
 from quiver.disk.posix import PosixDisk
 from quiver.engine import Store
-from quiver.errors import Damage, QuiverError, StorageFault
+from quiver.errors import Damage, QuiverError, StorageFault, UnsupportedVersion
+from quiver.fsck.beside import STORE
 from quiver.ids import stream_name
 from quiver.memory import MemoryBudget
+from quiver.segment.unused import unused_segment
 
 STREAMS: Final = "streams"
 TRASH: Final = "trash"
@@ -59,6 +69,7 @@ TICK_SECONDS: Final = 0.1
 """Between two ticks while a stream is in use, or in somebody's hands."""
 IDLE_TICK_SECONDS: Final = 2.0
 """Most time between two ticks when none is: only idle streams are left to be closed."""
+NEWER: Final = "unsupported_version"
 DAMAGE_SECONDS: Final = 5.0
 """A damaged stream is not looked at again more often than this."""
 
@@ -96,6 +107,7 @@ class Streams:
             self._disk.mkdir(TRASH)
             self._disk.fsync_dir("")
             self._entries = {name: _Entry(name) for name in self._found()}
+            self._deleted = DeletedStreams(self._disk, clock)
             self._empty_trash()
         except BaseException:
             self._file_lock.release()
@@ -166,8 +178,8 @@ class Streams:
             self._make_place(entry)
             try:
                 entry.stream = self._open(entry.name)
-            except (Damage, StorageFault) as error:
-                entry.damage = _damaged(entry.name, error)
+            except (Damage, StorageFault, UnsupportedVersion) as error:
+                entry.damage = _refused(entry.name, error)
                 entry.damaged_at = now
                 _log.error(STREAM_DAMAGED, stream=entry.name, code=error.code, error=str(error))
                 raise entry.damage from None
@@ -178,26 +190,34 @@ class Streams:
         place = f"{STREAMS}/{name}"
         record = read_record(self._disk, place)
         config = self.settings.store_config(record.settings)
+        where = os.path.join(self.root, place, STORE)
         store = Store(
-            Disk(PosixDisk(os.path.join(self.root, place, "store"))),
+            Disk(PosixDisk(where)),
             config,
-            where=os.path.join(self.root, place, "store"),
+            where=where,
             clock=self._clock,
             background=self._background,
             budget=self._budget,
             memory=self._memory,
             watch=self._count_replayed,
+            first_segment=record.first_segment,
         )
+        try:
+            stream = Stream(
+                name,
+                store,
+                record,
+                disk=self._disk,
+                place=place,
+                delivery=self.settings.delivery,
+                clock=self._clock,
+                bury=self._bury,
+            )
+        except BaseException:
+            store.close()
+            raise
         _log.info(STREAM_OPENED, stream=name, replayed=store.report.bundles_replayed)
-        return Stream(
-            name,
-            store,
-            record,
-            delivery=self.settings.delivery,
-            clock=self._clock,
-            bury=self._bury,
-            save=lambda kept: write_record(self._disk, place, kept),
-        )
+        return stream
 
     def _count_replayed(self, entry: object) -> None:
         self.replayed += 1
@@ -259,7 +279,9 @@ class Streams:
                     details={"limit": "server.max_streams"},
                 )
             self._disk.mkdir(f"{STREAMS}/{name}")
-            write_record(self._disk, f"{STREAMS}/{name}", {"settings": dict(settings or {})})
+            first = self._deleted.first_segment(name)
+            record = Record(settings=dict(settings or {}), first_segment=first)
+            write_record(self._disk, f"{STREAMS}/{name}", record)
             self._disk.fsync_dir(STREAMS)
             self._entries[name] = _Entry(name)
         _log.info(STREAM_CREATED, stream=name)
@@ -269,7 +291,10 @@ class Streams:
         return self.settings.store_config(settings)
 
     def delete(self, name: str, *, force: bool) -> None:
-        """Delete a stream: one rename, and it is gone, durably."""
+        """Delete a stream: its numbers are noted, then one rename, and it is gone, durably.
+
+        Until then its name stays taken: nobody makes a stream that the rename would take away.
+        """
         entry = self._enter(name, False)
         try:
             with entry.lock:
@@ -285,20 +310,35 @@ class Streams:
                             "busy", f"{entry.users - 1} calls use the stream {name!r}."
                         )
                     entry.deleted = True
+                try:
+                    aside = self._move_to_trash(entry, stream)
+                except BaseException:
+                    entry.deleted = False
+                    raise
+                with self._lock:
                     del self._entries[name]
-                if stream is not None:
-                    entry.stream = None
-                    with contextlib.suppress(QuiverError):  # nothing of it is to be kept
-                        stream.close()
-                aside = f"{TRASH}/{name}.{secrets.token_hex(8)}"
-                self._disk.rename(f"{STREAMS}/{name}", aside)
-                self._disk.fsync_dir(TRASH)
-                self._disk.fsync_dir(STREAMS)
         finally:
             with self._lock:
                 entry.users -= 1
         shutil.rmtree(os.path.join(self.root, aside), ignore_errors=True)
         _log.info(STREAM_DELETED, stream=name)
+
+    def _move_to_trash(self, entry: _Entry, stream: Stream | None) -> str:
+        place = f"{STREAMS}/{entry.name}"
+        if stream is not None:
+            entry.stream = None
+            with contextlib.suppress(QuiverError):  # nothing of it is to be kept
+                stream.close()
+            following = stream.store.next_segment
+        else:
+            following = unused_segment(Disk(PosixDisk(os.path.join(self.root, place, STORE))))
+        with self._lock:
+            self._deleted.add(entry.name, following)
+        aside = f"{TRASH}/{entry.name}.{secrets.token_hex(8)}"
+        self._disk.rename(place, aside)
+        self._disk.fsync_dir(TRASH)
+        self._disk.fsync_dir(STREAMS)
+        return aside
 
     # All of them
 
@@ -308,12 +348,12 @@ class Streams:
             return sorted(self._entries)
 
     def state(self, name: str) -> str:
-        """``open``, ``closed`` or ``damaged``."""
+        """``open``, ``closed``, ``damaged``, or ``newer``: written by a newer Quiver."""
         entry = self._entries.get(name)
         if entry is None:
             return "unknown"
         if entry.damage is not None:
-            return "damaged"
+            return "newer" if entry.damage.code == NEWER else "damaged"
         return "closed" if entry.stream is None else "open"
 
     def damage(self) -> dict[str, str]:
@@ -393,12 +433,14 @@ class Streams:
             raise first
 
 
-def _damaged(name: str, error: QuiverError) -> ServiceError:
+def _refused(name: str, error: QuiverError) -> ServiceError:
+    """Files of a newer Quiver are not damaged: the stream is refused under another code."""
+    newer = isinstance(error, UnsupportedVersion)
     return ServiceError(
-        "stream_damaged",
+        NEWER if newer else "stream_damaged",
         f"the stream {name!r} can't be opened: {error}",
         details={"stream": name, "cause": error.code},
     )
 
 
-__all__ = ["SERVICE_FILE", "STREAMS", "Streams"]
+__all__ = ["STREAMS", "Streams"]

@@ -10,17 +10,17 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from quiver.cli.frame import (
-    DAMAGED,
-    OK,
     AsJson,
     Directory,
     Store,
     bullets,
+    code_for,
     err,
     help_text,
     out,
     over_all,
     print_json,
+    show_newer,
     stores,
     told,
 )
@@ -35,7 +35,8 @@ HELP = help_text(
     " crate wrote. Bundles that are only in the log are saved too; what can't be saved is"
     " listed.",
     "OUT/<segment>.<index>/<slot>.arrows is an Arrow IPC stream, OUT/manifest.json lists all"
-    " bundles in order with what each subscriber did with them, OUT/lost.json what is lost.",
+    " bundles in order with what each subscriber did with them, OUT/lost.json what is lost and"
+    " what only a newer Quiver can read.",
     examples=[
         ("quiver dump ./telemetry --out ./saved", ""),
         ("quiver dump ./telemetry --out ./saved --force", "OUT isn't empty"),
@@ -70,7 +71,7 @@ def _dump(directory: Directory, to: Out, force: Force = False, as_json: AsJson =
             answers[store.name] = _summary(result, target)
         else:
             _show(result, target)
-        return OK if result.sound else DAMAGED
+        return code_for(result)
 
     code = over_all(found, work, quiet=as_json)
     if as_json:
@@ -108,15 +109,18 @@ def _summary(result: Dump, target: Path) -> dict[str, Any]:
         "damage": list(result.damage),
         "torn": list(result.torn),
         "maybe_doubled": result.maybe_doubled,
+        "newer": list(result.newer),
     }
 
 
 def _show(result: Dump, target: Path) -> None:
     out.print(f"saved {len(result.saved):,} bundles to {target}", markup=False, soft_wrap=True)
-    if not result.sound:
+    if result.lost or result.damage:
         out.print("[red]damaged[/red], lost or in doubt:")
         bullets(one.describe() for one in result.lost)
         bullets(result.damage)
+    show_newer(result)
+    if not result.sound:
         out.print(f"the same in {target / LOST}", markup=False, soft_wrap=True)
     if result.torn:
         out.print("cut short by a crash, never called durable:")

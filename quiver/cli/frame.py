@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, ParamSpec
+from typing import Annotated, Any, Final, ParamSpec, Protocol
 
 import typer
 from rich.console import Console
@@ -25,19 +25,25 @@ from typer.core import TyperGroup
 
 from quiver.disk.disk import Disk
 from quiver.disk.posix import PosixDisk
-from quiver.errors import Damage, InvalidInput, NotFound, QuiverError
+from quiver.errors import Damage, InvalidInput, NotFound, QuiverError, UnsupportedVersion
+from quiver.fsck.beside import STORE
 from quiver.fsck.look import Watch, holds_a_store
 
 OK: Final = 0
 FAILED: Final = 1
 DAMAGED: Final = 2
+NEWER: Final = 3
 INTERRUPTED: Final = 130
 
-EXIT_CODES: Final = """Exit codes: 0 sound, 1 wrong usage or another error, 2 damaged."""
+EXIT_CODES: Final = (
+    "Exit codes: 0 sound, 1 wrong usage or another error, 2 damaged, 3 written by a newer Quiver;"
+    " of several stores the highest."
+)
 
 DEBUG: Final = "QUIVER_DEBUG"
 MAX_STORES: Final = 10_000
-BELOW: Final = ("*", "*/store", "streams/*/store")
+OF_A_SERVER: Final = f"streams/*/{STORE}"
+BELOW: Final = ("*", f"*/{STORE}", OF_A_SERVER)
 """Where a directory may have stores: side by side, or as a server keeps its streams."""
 
 out = Console(highlight=False)
@@ -109,7 +115,7 @@ def told(command: Callable[P, int]) -> Callable[P, None]:
             code = command(*args, **kwargs)
         except QuiverError as error:
             tell(error)
-            code = DAMAGED if isinstance(error, Damage) else FAILED
+            code = _code_of(error)
         except KeyboardInterrupt:
             code = INTERRUPTED
         except BrokenPipeError:
@@ -126,6 +132,36 @@ def told(command: Callable[P, int]) -> Callable[P, None]:
         raise typer.Exit(code)
 
     return run
+
+
+def _code_of(error: QuiverError) -> int:
+    if isinstance(error, UnsupportedVersion):
+        return NEWER
+    return DAMAGED if isinstance(error, Damage) else FAILED
+
+
+class Result(Protocol):
+    """What a tool found out about a store."""
+
+    @property
+    def sound(self) -> bool: ...
+
+    @property
+    def newer(self) -> tuple[str, ...]: ...
+
+
+def code_for(result: Result) -> int:
+    """The exit code."""
+    if result.newer:
+        return NEWER
+    return OK if result.sound else DAMAGED
+
+
+def show_newer(result: Result) -> None:
+    """Files that were skipped, and why."""
+    if result.newer:
+        out.print("[red]written by a newer Quiver[/red], so not read and left as it is:")
+        bullets(result.newer)
 
 
 def tell(error: QuiverError, where: str = "") -> None:
@@ -154,6 +190,8 @@ class Store:
     name: str
     path: Path
     disk: Disk
+    beside: Disk | None = None
+    """The stream's own directory, in a server's root."""
 
 
 def stores(directory: Path) -> list[Store]:
@@ -163,7 +201,7 @@ def stores(directory: Path) -> list[Store]:
     if holds_a_store(disk):
         return [Store("", directory, disk)]
     below = [
-        Store(_name(path, directory, pattern), path, found)
+        Store(_name(path, directory, pattern), path, found, _beside(path, pattern))
         for pattern in BELOW
         for path in sorted(directory.glob(pattern))[:MAX_STORES]
         if path.is_dir() and holds_a_store(found := Disk(PosixDisk(path)))
@@ -174,6 +212,10 @@ def stores(directory: Path) -> list[Store]:
             advice="Name the directory that has wal/ and segments/ in it, or the one above.",
         )
     return below
+
+
+def _beside(path: Path, pattern: str) -> Disk | None:
+    return Disk(PosixDisk(path.parent)) if pattern == OF_A_SERVER else None
 
 
 def _name(path: Path, directory: Path, pattern: str) -> str:
@@ -213,7 +255,7 @@ def over_all(found: list[Store], work: Callable[[Store], int], *, quiet: bool) -
             if len(found) == 1:
                 raise
             tell(error, str(store.path))
-            code = DAMAGED if isinstance(error, Damage) else FAILED
+            code = _code_of(error)
         worst = max(worst, code)
     return worst
 

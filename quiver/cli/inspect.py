@@ -10,16 +10,16 @@ import typer
 from rich.table import Table
 
 from quiver.cli.frame import (
-    DAMAGED,
-    OK,
     AsJson,
     Directory,
     Store,
     bullets,
+    code_for,
     help_text,
     out,
     over_all,
     print_json,
+    show_newer,
     stores,
     told,
 )
@@ -60,7 +60,7 @@ def _inspect(directory: Directory, as_json: AsJson = False, everything: All = Fa
             answers[store.name] = {"sound": summary.sound, **asdict(summary)}
         else:
             _show(store, summary, everything)
-        return OK if summary.sound else DAMAGED
+        return code_for(summary)
 
     code = over_all(found, work, quiet=as_json)
     if as_json:
@@ -91,15 +91,17 @@ def _show(store: Store, summary: Summary, everything: bool) -> None:
     if everything:
         out.print(_files(summary))
     if summary.losses:
-        out.print("on record as lost:")
+        out.print("on record as lost, dropped or rejected:")
         bullets(
-            f"{_when(loss.at_ns)}: {loss.bundles:,} bundles of segment {loss.segment_seq},"
+            f"{_when(loss.at_ns)}: {'' if loss.exact else 'at most '}{loss.bundles:,} bundles of"
+            f" segment {loss.segment_seq},"
             f" {loss.reason}"
             for loss in summary.losses
         )
     if summary.problems:
         out.print("[red]damaged[/red]:")
         bullets(summary.problems)
+    show_newer(summary)
     if summary.notes:
         out.print("worth knowing:")
         bullets(summary.notes)

@@ -23,8 +23,10 @@ from quiver.cli.frame import (
     told,
 )
 from quiver.clock import SystemClock
+from quiver.fsck.beside import check_stream, mend_stream
 from quiver.fsck.mend import Mended, mend
-from quiver.fsck.repair import Plan
+from quiver.fsck.repair import Action, Plan
+from quiver.fsck.verify import Beside
 
 HELP = help_text(
     "Make a damaged store open again, without what is lost.",
@@ -54,18 +56,24 @@ def _repair(directory: Directory, yes: Yes = False, as_json: AsJson = False) -> 
         with reading("checking", store, quiet=as_json) as watch:
             plan = Plan(store.disk, watch)
         mended = None
+        beside = Beside() if store.beside is None else check_stream(store.beside)
+        is_needed = plan.is_needed or bool(beside.problems)
         if not as_json:
-            _show_plan(store, plan, yes)
+            _show_plan(store, plan, beside, yes)
         if yes and plan.is_needed:
             mended = mend(store.disk, SystemClock(), where=str(store.path))
             if not as_json:
                 _show_done(store, mended)
+        if yes and store.beside is not None and beside.problems:
+            kept = mend_stream(store.beside, beside)
+            if not as_json:
+                bullets(f"kept beside the store: {path}" for path in kept)
         answers[store.name] = {
-            "needed": plan.is_needed,
-            "plan": [asdict(action) for action in plan.actions],
+            "needed": is_needed,
+            "plan": [asdict(action) for action in (*plan.actions, *_actions(beside))],
             "done": None if mended is None else asdict(mended),
         }
-        return OK if mended is not None or not plan.is_needed else DAMAGED
+        return OK if yes or not is_needed else DAMAGED
 
     code = over_all(found, work, quiet=as_json)
     if as_json:
@@ -73,12 +81,19 @@ def _repair(directory: Directory, yes: Yes = False, as_json: AsJson = False) -> 
     return code
 
 
-def _show_plan(store: Store, plan: Plan, yes: bool) -> None:
-    if not plan.is_needed:
+def _actions(beside: Beside) -> list[Action]:
+    return [
+        Action(problem.file, problem.what, "Set aside; the stream begins with a new one.")
+        for problem in beside.problems
+    ]
+
+
+def _show_plan(store: Store, plan: Plan, beside: Beside, yes: bool) -> None:
+    if not plan.is_needed and not beside.problems:
         out.print("[green]sound[/green]: there is nothing to repair")
         return
     out.print(f"[red]damaged[/red]; this {'is' if yes else 'would be'} done:")
-    bullets(action.describe() for action in plan.actions)
+    bullets(action.describe() for action in (*plan.actions, *_actions(beside)))
     if not yes:
         out.print(
             f"Nothing was changed. Save what there is: quiver dump {store.path} --out OUT"
@@ -90,9 +105,10 @@ def _show_plan(store: Store, plan: Plan, yes: bool) -> None:
 
 def _show_done(store: Store, mended: Mended) -> None:
     bundles = sum(loss.bundles for loss in mended.losses)
+    exact = all(loss.exact for loss in mended.losses)
     out.print(
         f"[green]repaired[/green]: {len(mended.written):,} segments written,"
         f" {len(mended.set_aside):,} files kept in {store.path}/quarantine,"
-        f" {bundles:,} bundles recorded as lost",
+        f" {'' if exact else 'at most '}{bundles:,} bundles recorded as lost",
         soft_wrap=True,
     )

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from quiver.cli.frame import (
     DAMAGED,
+    NEWER,
     OK,
     AsJson,
     Directory,
     Store,
     bullets,
+    code_for,
     help_text,
     out,
     over_all,
     print_json,
     reading,
+    show_newer,
     stores,
     told,
 )
+from quiver.disk.disk import Disk
+from quiver.disk.posix import PosixDisk
+from quiver.fsck.beside import check_root, check_stream
 from quiver.fsck.verify import Verdict, verify
 from quiver.units import format_size
 
@@ -49,16 +56,32 @@ def _verify(directory: Directory, as_json: AsJson = False) -> int:
     def work(store: Store) -> int:
         with reading("checking", store, quiet=as_json) as watch:
             verdict = verify(store.disk, watch=watch)
+        if store.beside is not None:
+            verdict = verdict.with_files_beside(check_stream(store.beside))
         if as_json:
             answers[store.name] = {"sound": verdict.sound, **asdict(verdict)}
         else:
             _show(store, verdict)
-        return OK if verdict.sound else DAMAGED
+        return code_for(verdict)
 
     code = over_all(found, work, quiet=as_json)
+    if found[0].beside is not None:
+        code = max(code, _verify_root(directory, answers, quiet=as_json))
     if as_json:
         print_json(found, answers)
     return code
+
+
+def _verify_root(directory: Path, answers: dict[str, Any], *, quiet: bool) -> int:
+    """What a server keeps beside all of its streams."""
+    beside = check_root(Disk(PosixDisk(directory)))
+    if quiet and (beside.problems or beside.newer):
+        answers["."] = asdict(beside)
+    elif not quiet:
+        bullets([*(problem.describe() for problem in beside.problems), *beside.newer])
+    if beside.newer:
+        return NEWER
+    return DAMAGED if beside.problems else OK
 
 
 def _show(store: Store, verdict: Verdict) -> None:
@@ -68,13 +91,18 @@ def _show(store: Store, verdict: Verdict) -> None:
     )
     if verdict.sound:
         out.print(f"[green]sound[/green]: {counted}", soft_wrap=True)
-    else:
+    elif verdict.problems:
         out.print(f"[red]damaged[/red]: {counted} can be read", soft_wrap=True)
         bullets(problem.describe() for problem in verdict.problems)
+    else:
+        out.print(f"{counted} can be read", soft_wrap=True)
+    show_newer(verdict)
     if verdict.notes:
         out.print("worth knowing:")
         bullets(verdict.notes)
-    if not verdict.sound:
+    if verdict.newer:
+        out.print("Nothing was changed. Use the Quiver that wrote it, or a newer one.")
+    elif not verdict.sound:
         out.print(
             f"Nothing was changed. Save what is there: quiver dump {store.path} --out OUT"
             f"     Go on without the rest: quiver repair {store.path}",

@@ -35,6 +35,7 @@ from quiver.config.sections import (
     SubscribersConfig,
     TransactionsConfig,
     Validation,
+    Verify,
     WalConfig,
 )
 
@@ -51,6 +52,7 @@ __all__ = [
     "Deliver",
     "Validation",
     "ReadMode",
+    "Verify",
     "Flush",
     "SizeCapPolicy",
     "CorruptProgress",

@@ -25,6 +25,7 @@ from quiver.config.sections import (
     SubscribersConfig,
     TransactionsConfig,
     Validation,
+    Verify,
     WalConfig,
 )
 from quiver.config.sources import NESTING, Layers, env_name, nested, read_environment, read_file
@@ -62,7 +63,12 @@ class Config(Section):
         description="Bytes set aside so that acks and progress still work on a full disk.",
     )
     read_mode: ReadMode = Field(
-        default="mmap", description="Map segments into memory, or read them."
+        default="pread", description="Read from segments, or map them into memory."
+    )
+    verify: Verify = Field(
+        default="always",
+        description="Verify what is read from a segment each time, or the file once when it is"
+        " opened. What is mapped (`read_mode: mmap`) is verified once.",
     )
     max_mapped_segments: int = Field(
         default=256, ge=1, le=65_536, description="Segments kept open for reading at a time."
@@ -105,6 +111,11 @@ class Config(Section):
         except ValidationError as error:
             raise explain(error, cls.prefix, cls.known_names(), layers) from None
 
+    @property
+    def verified_always(self) -> bool:
+        """Whether each read of a segment is verified."""
+        return self.read_mode == "pread" and self.verify == "always"
+
     @classmethod
     def known_names(cls) -> list[str]:
         return [*setting_names(), *cls.model_fields]
@@ -113,6 +124,7 @@ class Config(Section):
     def _agree(self) -> Self:
         """Settings that are each fine but can't be had together."""
         _check_slots(self)
+        _check_reading(self)
         _check_log(self)
         _check_capacity(self)
         return self
@@ -140,6 +152,17 @@ def _check_slots(config: Config) -> None:
                 config.event_time[name],
                 "for a slot that is declared in slots",
             )
+
+
+def _check_reading(config: Config) -> None:
+    asked_for = "verify" in config.model_fields_set and config.verify == "always"
+    if config.read_mode == "mmap" and asked_for:
+        raise _conflict(
+            "verify",
+            config.verify,
+            "once with read_mode mmap (what was verified in a mapping may be read again from the"
+            " disk by the kernel, unseen); for every read to be verified, set read_mode to pread",
+        )
 
 
 def _check_slot_name(setting: str, name: str) -> None:

@@ -43,7 +43,8 @@ class _Stage:
     _idle: ClassVar[deque[_Stage]] = deque(maxlen=KEPT)
 
     def __init__(self) -> None:
-        memory = mmap.mmap(-1, STAGE)
+        # Private: a forked child that writes segments of its own must not write into ours.
+        memory = mmap.mmap(-1, STAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.view = memoryview(memory)
         self._address = pa.py_buffer(memory).address
 

@@ -5,6 +5,8 @@ what the seam raised                   what the caller gets
 =====================================  ==============================================
 ENOSPC, EDQUOT                         ``StorageFull``: retry later, nothing is lost
 any error of an fsync                  ``Poisoned``, latched: no write is tried again
+EMFILE, ENFILE, ENOMEM                 ``OutOfResources``: retry later, nothing is lost;
+                                       also of a directory to be fsynced (``NotOpened``)
 ``FileNotFoundError`` of open, read,   the same: callers expect it
 view, unlink
 ``FileExistsError`` of create          the same
@@ -28,8 +30,8 @@ from typing import Final, ParamSpec, TypeVar
 import pyarrow as pa
 
 from quiver.disk.poison import Poison
-from quiver.disk.seam import Bytes, RawDisk, RawFile, RawLock
-from quiver.errors import IoFault, QuiverError, StorageFull
+from quiver.disk.seam import Bytes, NotOpened, RawDisk, RawFile, RawLock
+from quiver.errors import IoFault, OutOfResources, QuiverError, StorageFull
 
 IOV_MAX: Final = 1024
 """Buffers per ``pwritev``: what Linux allows."""
@@ -40,6 +42,12 @@ MAX_INTERRUPTS: Final = 100
 TMP_SUFFIX: Final = ".tmp"
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_LIMIT_ADVICE: Final = {
+    errno.EMFILE: "Raise the process's limit of file descriptors (ulimit -n, LimitNOFILE), or"
+    " close connections; retry then.",
+    errno.ENFILE: "Raise the system's limit of open files (fs.file-max); retry then.",
+    errno.ENOMEM: "The kernel is out of memory; retry when there is some.",
+}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,9 +56,11 @@ T = TypeVar("T")
 def _fault(op: str, path: str, exc: OSError) -> QuiverError:
     if exc.errno in _NO_SPACE:
         return StorageFull(path)
-    return IoFault(
+    advice = _LIMIT_ADVICE.get(exc.errno or 0)
+    kind = IoFault if advice is None else OutOfResources
+    return kind(
         f"{op} of {path or 'the store directory'} failed: {exc.strerror or exc}.",
-        advice="Check the disk and the directory's permissions.",
+        advice=advice or "Check the disk and the directory's permissions.",
         op=op,
         file=path,
         errno=exc.errno,
@@ -126,7 +136,10 @@ class File:
 
     def pread(self, size: int, offset: int) -> bytes:
         """Read ``size`` bytes from ``offset``; fewer only at the end of the file."""
-        return _run("read", self.path, self._raw.pread, size, offset)
+        try:  # as _run does, which takes as long again as a small read
+            return self._raw.pread(size, offset)
+        except OSError as exc:
+            raise _fault("read", self.path, exc) from exc
 
     def pread_into(self, memory: memoryview, offset: int) -> int:
         """As :meth:`pread`, into memory that is there; the number of bytes read."""
@@ -266,11 +279,19 @@ class Disk:
         self.poison.check()
         _run("mkdir", path, self.raw.mkdir, path)
 
+    def make_directory(self, path: str) -> None:
+        """Make a directory if it isn't there, durably, ready for names to be made in it."""
+        self.mkdir(path)
+        self.fsync_dir(path.rpartition("/")[0])
+        self.fsync_dir(path)
+
     def fsync_dir(self, path: str) -> None:
-        """Make a directory's entries durable; poisons when it fails."""
+        """Make a directory's entries durable; poisons when the sync fails."""
         self.poison.check()
         try:
             self.raw.fsync_dir(path)
+        except NotOpened as exc:
+            raise _fault("open", path, exc) from exc
         except OSError as exc:
             raise self.poison.trip("fsync_dir", path, exc) from exc
 

@@ -3,6 +3,10 @@
 Everything here is one system call and its flags.  Files are 0600 and directories 0700,
 descriptors are not inherited, and a symbolic link in place of a file is refused, so
 that nobody can point a store's file at something else.
+
+A sync of a directory needs a descriptor, and is asked for after names have been changed:
+too late to find out that there is none.  So while the store's lock is held, the directories
+directly below its root stay open from their first sync on.
 """
 
 from __future__ import annotations
@@ -12,14 +16,18 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 
 from quiver.disk import direct
+from quiver.disk.descriptors import DESCRIPTORS, Holder
 from quiver.disk.direct import DirectWriter
-from quiver.disk.seam import Bytes
+from quiver.disk.seam import AT_A_LIMIT, Bytes, NotOpened
+from quiver.forking import guard
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
@@ -29,35 +37,29 @@ LOCK_MODE = 0o644
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class PosixFile:
+class PosixFile(Holder):
     """One descriptor; with ``direct`` it was opened to be written past the page cache."""
 
-    __slots__ = ("_direct", "_fd")
+    __slots__ = ("_direct",)
 
     def __init__(self, fd: int, *, direct: bool = False) -> None:
-        self._fd = fd
+        super().__init__(fd)
         self._direct = DirectWriter(fd) if direct else None
 
-    def _live(self) -> int:
-        # Python's own check raises ValueError for some calls and OSError for others.
-        if self._fd < 0:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return self._fd
-
     def pwritev(self, buffers: Sequence[Bytes], offset: int) -> int:
-        fd = self._live()
+        fd = self.live()
         if self._direct is not None:
             return self._direct.pwritev(buffers, offset)
         return os.pwritev(fd, buffers, offset)
 
     def pread(self, size: int, offset: int) -> bytes:
         # The kernel gives at most 2 GiB per call: ask on until there is no more.
-        first = os.pread(self._live(), size, offset)
+        first = os.pread(self.live(), size, offset)
         if len(first) == size or not first:
             return first
         parts = [first]
         got = len(first)
-        while got < size and (more := os.pread(self._live(), size - got, offset + got)):
+        while got < size and (more := os.pread(self.live(), size - got, offset + got)):
             parts.append(more)
             got += len(more)
         return b"".join(parts)
@@ -65,46 +67,100 @@ class PosixFile:
     def pread_into(self, memory: memoryview, offset: int) -> int:
         got = 0
         while got < len(memory):
-            count = os.preadv(self._live(), [memory[got:]], offset + got)
+            count = os.preadv(self.live(), [memory[got:]], offset + got)
             if not count:
                 break
             got += count
         return got
 
     def size(self) -> int:
-        return os.fstat(self._live()).st_size
+        return os.fstat(self.live()).st_size
 
     def truncate(self, size: int) -> None:
-        os.ftruncate(self._live(), size)
+        os.ftruncate(self.live(), size)
 
     def fdatasync(self) -> None:
-        os.fdatasync(self._live())
+        os.fdatasync(self.live())
 
     def fsync(self) -> None:
-        os.fsync(self._live())
+        os.fsync(self.live())
 
-    def close(self) -> None:
-        # Forget the number first: after a failed close it may belong to another file.
-        fd, self._fd = self._fd, -1
-        if self._direct is not None:
+    def close(self) -> bool:
+        closed = super().close()
+        if closed and self._direct is not None:
             self._direct.close()
-        if fd >= 0:
-            os.close(fd)
+        return closed
 
 
-class PosixLock:
-    """A held ``flock``; the kernel drops it when the process dies."""
+class PosixLock(Holder):
+    """A held ``flock``; the kernel drops it when the process dies.
 
-    __slots__ = ("_fd",)
+    ``on_release`` is called before another process can get it.
+    """
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    __slots__ = ("_on_release",)
+
+    def __init__(self, fd: int, on_release: Callable[[], None]) -> None:
+        super().__init__(fd)
+        self._on_release = on_release
 
     def release(self) -> None:
-        # The file stays: removing it would let two processes lock two different inodes.
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        with DESCRIPTORS.changing():
+            fd = self.disown()
+            if fd < 0:
+                return
+            self._on_release()
+            # Said, not left to the close: a copy of the descriptor, in a child between fork
+            # and exec, would keep it.  The file stays: removing it would let two processes
+            # lock two different inodes.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            DESCRIPTORS.close(fd)
+
+
+class _Directory(Holder):
+    """An open directory, to be synced any number of times."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self._lock = threading.Lock()  # it must not be closed, and its number reused, in a sync
+
+    @classmethod
+    def open(cls, full: str) -> _Directory:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            return _opened(cls, lambda: os.open(full, flags))
+        except OSError as error:
+            if error.errno not in AT_A_LIMIT:
+                raise
+            raise NotOpened(error.errno, error.strerror, full) from error
+
+    def is_at(self, full: str) -> bool:
+        """Whether the name still leads here: a directory may have been made anew."""
+        with self._lock:
+            return self._fd >= 0 and os.path.samestat(os.fstat(self._fd), os.stat(full))
+
+    def sync(self) -> bool:
+        """Sync it; ``False`` if it is closed by now."""
+        with self._lock:
+            if self._fd < 0:
+                return False
+            os.fsync(self._fd)
+            return True
+
+    def close(self) -> bool:
+        with self._lock:
+            return super().close()
+
+
+H = TypeVar("H", bound=Holder)
+
+
+def _opened(make: Callable[[int], H], call: Callable[[], int]) -> H:
+    """A holder for what ``call`` opens."""
+    with DESCRIPTORS.changing():
+        return make(DESCRIPTORS.open(call))
 
 
 class PosixDisk:
@@ -112,6 +168,8 @@ class PosixDisk:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.abspath(os.fspath(root))
+        self._directories: dict[str, _Directory] | None = None  # none without the lock
+        guard(self)
 
     def _full(self, path: str) -> str:
         if path.startswith("/") or ".." in path.split("/"):
@@ -123,25 +181,29 @@ class PosixDisk:
         full = self._full(path)
         if bulk and direct.FLAG:
             try:
-                return PosixFile(os.open(full, flags | direct.FLAG, FILE_MODE), direct=True)
+                return _opened(
+                    lambda fd: PosixFile(fd, direct=True),
+                    lambda: os.open(full, flags | direct.FLAG, FILE_MODE),
+                )
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
                 # This file system doesn't know it, but may have made the file all the same.
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(full)
-        return PosixFile(os.open(full, flags, FILE_MODE))
+        return _opened(PosixFile, lambda: os.open(full, flags, FILE_MODE))
 
     def open(self, path: str, *, write: bool = False) -> PosixFile:
         flags = (os.O_RDWR if write else os.O_RDONLY) | _SAFE
-        return PosixFile(os.open(self._full(path), flags))
+        full = self._full(path)
+        return _opened(PosixFile, lambda: os.open(full, flags))
 
     def view(self, path: str) -> pa.Buffer:
         full = self._full(path)
         if os.path.islink(full):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         # Arrow's map, not mmap.mmap: the latter keeps a descriptor open per mapping.
-        with pa.memory_map(full) as mapped:
+        with DESCRIPTORS.changing(), DESCRIPTORS.open(lambda: pa.memory_map(full)) as mapped:
             return mapped.read_buffer()
 
     def rename(self, source: str, target: str) -> None:
@@ -176,10 +238,36 @@ class PosixDisk:
             _sync_directory(str(directory.parent))
 
     def fsync_dir(self, path: str) -> None:
-        _sync_directory(self._full(path))
+        full, kept = self._full(path), self._directories
+        if kept is None or "/" in path:
+            _sync_directory(full)
+            return
+        known = kept.get(path)
+        if known is None or not known.is_at(full):
+            known = self._keep_open(path, _Directory.open(full))
+        if not known.sync():  # the lock was released meanwhile
+            _sync_directory(full)
+
+    def _keep_open(self, path: str, directory: _Directory) -> _Directory:
+        with DESCRIPTORS.turn:
+            replaced: _Directory | None = directory
+            if self._directories is not None:
+                replaced = self._directories.get(path)
+                self._directories[path] = directory
+        if replaced is not None:
+            replaced.close()
+        return directory
+
+    def _close_directories(self) -> None:
+        with DESCRIPTORS.turn:
+            directories, self._directories = self._directories or {}, None
+        for directory in directories.values():
+            directory.close()
 
     def listdir(self, path: str) -> list[str]:
-        return sorted(os.listdir(self._full(path)))
+        full = self._full(path)
+        with DESCRIPTORS.changing():
+            return sorted(DESCRIPTORS.open(lambda: os.listdir(full)))
 
     def stat_size(self, path: str) -> int | None:
         try:
@@ -195,39 +283,47 @@ class PosixDisk:
         """As the seam says; on failure a file that was not there before is gone again."""
         full = self._full(path)
         fresh = not os.path.lexists(full)
-        fd = os.open(full, os.O_RDWR | os.O_CREAT | _SAFE, FILE_MODE)
+        flags = os.O_RDWR | os.O_CREAT | _SAFE
+        file = _opened(PosixFile, lambda: os.open(full, flags, FILE_MODE))
         try:
-            os.ftruncate(fd, min(size, os.fstat(fd).st_size))
+            file.truncate(min(size, file.size()))
             if size:
-                os.posix_fallocate(fd, 0, size)
+                os.posix_fallocate(file.live(), 0, size)
         except OSError:
             if fresh:
                 os.unlink(full)
             raise
         finally:
-            os.close(fd)
+            file.close()
 
     def free_bytes(self) -> int:
         figures = os.statvfs(self.root)
         return figures.f_bavail * figures.f_frsize
 
     def lock(self, path: str, owner: bytes) -> PosixLock:
-        fd = os.open(self._full(path), os.O_RDWR | os.O_CREAT | _SAFE, LOCK_MODE)
+        full, flags = self._full(path), os.O_RDWR | os.O_CREAT | _SAFE
+        lock = _opened(
+            lambda fd: PosixLock(fd, self._close_directories),
+            lambda: os.open(full, flags, LOCK_MODE),
+        )
+        fd = lock.live()
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(fd)
+            lock.close()
             raise
         # The lock is what counts; its label must not stop a start on a full disk.
         with contextlib.suppress(OSError):
             os.pwrite(fd, owner, 0)
             os.ftruncate(fd, len(owner))
-        return PosixLock(fd)
+        self._directories = {}
+        DESCRIPTORS.keep_reserve()
+        return lock
 
 
 def _sync_directory(full: str) -> None:
-    fd = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = _Directory.open(full)
     try:
-        os.fsync(fd)
+        directory.sync()
     finally:
-        os.close(fd)
+        directory.close()

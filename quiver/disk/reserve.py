@@ -23,6 +23,7 @@ class Reserve:
         self._disk = disk
         self._size = size
         self._held = 0
+        self._was_released = False
         self._lock = threading.Lock()
 
     @property
@@ -41,15 +42,17 @@ class Reserve:
         Nothing is synced: no promise rests on the file being gone.
         """
         with self._lock:
-            freed, self._held = self._held, 0
+            freed, self._held = self._disk.stat_size(RESERVE_FILE) or 0, 0
+            self._was_released = True
             self._disk.unlink(RESERVE_FILE, missing_ok=True)
             return freed
 
     def restore(self) -> bool:
         """Set the bytes aside again; ``False`` while there is no room for it.
 
-        It asks for twice the room it takes.  Otherwise it would snatch the first bytes
-        that come free, and the store would swing between full and not full.
+        Once released it asks for twice the room it takes.  Otherwise it would snatch the first
+        bytes that come free, and the store would swing between full and not full.  At a start it
+        takes what there is: a small disk needs a reserve more than a large one.
         """
         with self._lock:
             if self._size and self._held == self._size:
@@ -60,7 +63,8 @@ class Reserve:
                     self._disk.unlink(RESERVE_FILE, missing_ok=True)
                 return True
             missing = self._size - (there or 0)
-            if missing > 0 and self._disk.free_bytes() < missing + self._size:
+            to_spare = self._size if self._was_released else 0
+            if missing > 0 and self._disk.free_bytes() < missing + to_spare:
                 return False
             try:
                 self._disk.allocate(RESERVE_FILE, self._size)

@@ -8,12 +8,25 @@ own errors.  Paths are relative to the store's root, with ``/`` between parts.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import pyarrow as pa
 
 Bytes: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
+
+
+AT_A_LIMIT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""The process or the system has no more descriptors, or the kernel no memory: for now."""
+
+
+class NotOpened(OSError):
+    """A directory could not be opened, for one of these reasons: no sync was asked for.
+
+    Unlike a sync that failed, this says nothing about what the disk holds: it can be tried
+    again.
+    """
 
 
 class RawFile(Protocol):
@@ -39,7 +52,9 @@ class RawFile(Protocol):
 
     def fsync(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> object:
+        """Close; a second time does nothing, whichever thread it is."""
+        ...
 
 
 class RawDisk(Protocol):
@@ -68,7 +83,9 @@ class RawDisk(Protocol):
         """Make a directory, mode 0700; fine if it is there."""
         ...
 
-    def fsync_dir(self, path: str) -> None: ...
+    def fsync_dir(self, path: str) -> None:
+        """Make a directory's entries durable; ``NotOpened`` if that was not even tried."""
+        ...
 
     def listdir(self, path: str) -> list[str]:
         """Names in a directory, sorted; ``FileNotFoundError`` if it isn't there."""

@@ -8,6 +8,9 @@ bottleneck of a put.
 ``crc32_combine(a, b, len_b)`` gives the checksum of two pieces laid end to end from the
 checksums of the pieces.  That is what lets a payload be summed once, outside every lock,
 and then be used in the log entry and in the segment that holds it.
+
+Going on by ``n`` bytes changes a checksum by a linear map (:func:`crc32_shift`), and that
+map can be undone (:func:`crc32_before`).
 """
 
 from __future__ import annotations
@@ -33,3 +36,17 @@ crc32: Final[Checksum] = isal_zlib.crc32
 crc32_combine: Final = isal_zlib.crc32_combine
 crc32c: Final[Checksum] = _crc32c.crc32c
 """CRC-32C (Castagnoli)."""
+
+_ORDER: Final = 2**32 - 1
+"""Shifting by this many bytes changes nothing: the polynomial is primitive."""
+
+
+def crc32_shift(value: int, length: int) -> int:
+    """What a checksum contributes to that of the same bytes followed by ``length`` more."""
+    shifted: int = crc32_combine(value, 0, length)
+    return shifted
+
+
+def crc32_before(whole: int, last: int, length: int) -> int:
+    """The checksum of a beginning, from that of the whole and of its last ``length`` bytes."""
+    return crc32_shift(whole ^ last, _ORDER - length)

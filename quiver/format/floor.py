@@ -9,7 +9,7 @@ Little-endian, replaced as a whole::
                           bit 1: a checkpoint was written, so it must be found
     14  zero          u16
     16  next_segment  u64 no segment at or above it was ever begun
-    24  replay_floor  u64 segments below it were sealed once: the log never rebuilds them
+    24  replay_floor  u64 segments below it had a file once, or never will
     32  log_first     u64 no log file with entries from this sequence on was ever let go
     40  gone_count    u32
     44  gone          gone_count of (first u64, end u64): numbers below replay_floor without
@@ -68,14 +68,17 @@ class Floor:
         """Whether a number below the floor has no file, and rightly so."""
         return any(first <= seq < end for first, end in self.gone)
 
-    def missing(self, live: Iterable[int]) -> list[int]:
-        """Numbers whose file should be there and isn't among ``live``."""
+    def missing(self, live: Iterable[int], gaps: Iterable[tuple[int, int]] = ()) -> list[int]:
+        """Numbers whose file should be there and isn't among ``live``.
+
+        ``gaps`` are numbers that were never given out, as the checkpoint lists them.
+        """
         present = set(live)
         at = 0
         lost: list[int] = []
-        for first, end in (*self.gone, (self.replay_floor, self.replay_floor)):
-            lost += [seq for seq in range(at, first) if seq not in present]
-            at = end
+        for first, end in (*sorted((*self.gone, *gaps)), (self.replay_floor, self.replay_floor)):
+            lost += [seq for seq in range(at, min(first, self.replay_floor)) if seq not in present]
+            at = max(at, end)
         return lost
 
 
@@ -121,6 +124,12 @@ def decode_floor(data: bytes) -> Floor:
     if version != VERSION:
         raise UnsupportedVersion(
             f"the segment floor has format version {version}, this is version {VERSION}.",
+            advice="Open the store with the Quiver that wrote it, or a newer one.",
+            file=FLOOR_PATH,
+        )
+    if flags & ~(_HAS_LOG | _HAS_STATE):
+        raise UnsupportedVersion(
+            f"the segment floor has flags {flags:#06x}, and only a newer Quiver knows them all.",
             advice="Open the store with the Quiver that wrote it, or a newer one.",
             file=FLOOR_PATH,
         )

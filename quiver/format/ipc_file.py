@@ -25,6 +25,7 @@ from typing import Final
 import pyarrow as pa
 
 from quiver.format import message as msg
+from quiver.format.blocks import BLOCK_SIZE, Chunk, block_sums
 from quiver.format.crc import crc32, crc32_combine
 from quiver.format.flatbuf import FlatbufferError, Table
 from quiver.format.ipc import EncodedBatch, fits_a_file
@@ -55,7 +56,18 @@ _NOT_SEEN: Final = -2
 class FileBuilder:
     """One IPC file that grows by messages; its checksum grows along."""
 
-    __slots__ = ("_batches", "_buffers", "_crc", "_dictionaries", "_schema", "_size", "rows")
+    __slots__ = (
+        "_batches",
+        "_buffers",
+        "_chunks",
+        "_crc",
+        "_dictionaries",
+        "_head_lengths",
+        "_head_sums",
+        "_schema",
+        "_size",
+        "rows",
+    )
 
     def __init__(self, schema: SchemaMessage) -> None:
         self._schema = schema
@@ -64,6 +76,10 @@ class FileBuilder:
         self._crc = crc32(schema.message, crc32(HEAD))
         self._dictionaries: list[bytes] = []
         self._batches: list[bytes] = []
+        self._chunks: list[Chunk] = []
+        # The magic counts with the schema: it is too short for a block of its own.
+        self._head_lengths = [self._size]
+        self._head_sums = block_sums(HEAD + schema.message)
         self.rows = 0
 
     def add_dictionaries(self, data: pa.Buffer) -> None:
@@ -72,6 +88,8 @@ class FileBuilder:
         while (found := msg.read_message(data, at)) is not None:
             block = _BLOCK.pack(self._size + at, found.body - found.start, found.end - found.body)
             self._dictionaries.append(block)
+            self._head_lengths.append(found.end - at)
+            self._head_sums += block_sums(data.slice(at, found.end - at))
             at = found.end
         self._add(data, crc32(data))
 
@@ -80,6 +98,8 @@ class FileBuilder:
         data = batch.batch
         metadata = msg.PREFIX_SIZE + _PREFIX.unpack_from(data)[1]
         self._batches.append(_BLOCK.pack(self._size, metadata, data.size - metadata))
+        sums = [batch.batch_crc] if data.size <= BLOCK_SIZE else block_sums(data)
+        self._chunks.append(Chunk(self._size, data.size, batch.batch_crc, sums))
         self._add(data, batch.batch_crc)
         self.rows += batch.rows
 
@@ -98,18 +118,35 @@ class FileBuilder:
         footer = _footer(self._schema.message, self._dictionaries, self._batches)
         tail = msg.END_OF_STREAM + footer + _TAIL.pack(len(footer), TAIL_MAGIC)
         return IpcFile(
-            (*self._buffers, tail), self._size + len(tail), crc32(tail, self._crc), self.rows
+            buffers=(*self._buffers, tail),
+            size=self._size + len(tail),
+            crc=crc32(tail, self._crc),
+            rows=self.rows,
+            head_lengths=self._head_lengths,
+            head_sums=self._head_sums,
+            chunks=self._chunks,
+            tail_length=len(tail),
+            tail_sums=block_sums(tail),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class IpcFile:
-    """A finished file: what to write, how long it is, and its checksum."""
+    """A finished file: what to write, how long it is, its checksum and those of its blocks.
+
+    *Head*: the messages before the first batch, schema and dictionaries, each with its
+    length.  *Chunks*: the batches, by their offset in the file.  *Tail*: the rest.
+    """
 
     buffers: Sequence[bytes | pa.Buffer]
     size: int
     crc: int
     rows: int
+    head_lengths: Sequence[int]
+    head_sums: Sequence[int]
+    chunks: Sequence[Chunk]
+    tail_length: int
+    tail_sums: Sequence[int]
 
 
 def _footer(schema: bytes, dictionaries: Sequence[bytes], batches: Sequence[bytes]) -> bytes:
@@ -141,6 +178,17 @@ def _footer(schema: bytes, dictionaries: Sequence[bytes], batches: Sequence[byte
 
 def _vector(blocks: Sequence[bytes]) -> bytes:
     return struct.pack("<4xI", len(blocks)) + b"".join(blocks)
+
+
+def schema_in_footer(tail: pa.Buffer, length: int) -> bytes:
+    """The schema message of a file that :class:`FileBuilder` made, from what ends it.
+
+    The footer ends in the schema message's metadata, as it is; ``length`` is the message's.
+    """
+    end = tail.size - _TAIL.size
+    start = end - (length - msg.PREFIX_SIZE)
+    metadata: bytes = tail.slice(start, end - start).to_pybytes()
+    return _PREFIX.pack(msg.CONTINUATION, len(metadata)) + metadata
 
 
 class FileMessages:

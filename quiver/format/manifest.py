@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from quiver.errors import SegmentInvalidIpc, UnknownBundle
+from quiver.format.blocks import BLOCK_SIZE, Chunk, block_count
 from quiver.format.ipc_file import IpcFile
-from quiver.format.record import NO_ATTRIBUTES, BundleMeta
+from quiver.format.record import NO_ATTRIBUTES, BundleMeta, ProducerStamp
 from quiver.format.schema import SchemaMessage
 from quiver.format.segment import HASH, column, decode_table, encode_table
 
@@ -24,6 +26,13 @@ _REF: Final = pa.struct(
         pa.field("slot_id", pa.uint16(), nullable=False),
         pa.field("stream_id", pa.uint32(), nullable=False),
         pa.field("chunk_index", pa.uint32(), nullable=False),
+    ]
+)
+_CHUNK: Final = pa.struct(
+    [
+        pa.field("offset", pa.uint64(), nullable=False),
+        pa.field("length", pa.uint32(), nullable=False),
+        pa.field("crc", pa.uint32(), nullable=False),
     ]
 )
 MANIFEST: Final = pa.schema(
@@ -42,8 +51,19 @@ MANIFEST: Final = pa.schema(
         pa.field("event_min", pa.int64()),
         pa.field("event_max", pa.int64()),
         pa.field("nbytes", pa.uint64()),
+        # Where the message of each slot reference is in the file, with its checksum, and the sums
+        # of the blocks of those that have more than one, one message's behind the other's.
+        # Null in a file of before there were any.
+        pa.field("chunks", pa.list_(pa.field("item", _CHUNK))),
+        pa.field("block_sums", pa.list_(pa.uint32())),
+        pa.field("store_ts", pa.int64()),
+        pa.field("producer", pa.utf8()),
+        pa.field("producer_seq", pa.uint64()),
+        pa.field("producer_epoch", pa.uint64()),
     ]
 )
+_OMITTED: Final = frozenset({"store_ts", "producer", "producer_seq", "producer_epoch"})
+"""Columns that are left out where no bundle has a value: most segments have none."""
 _Code: TypeAlias = Literal["H", "I", "Q", "q", "i"]
 _CODES: Final[dict[pa.DataType, _Code]] = {
     pa.uint16(): "H",
@@ -63,8 +83,11 @@ class SlotRef(NamedTuple):
     chunk_index: int
 
 
-def encode_manifest(bundles: Sequence[tuple[Sequence[SlotRef], BundleMeta]]) -> IpcFile:
-    """The manifest of bundles in their order."""
+def encode_manifest(
+    bundles: Sequence[tuple[Sequence[SlotRef], BundleMeta]],
+    chunks: Sequence[Sequence[Chunk]] | None = None,
+) -> IpcFile:
+    """The manifest of bundles in their order; ``chunks`` are those of each slot reference."""
     metas = [meta for _, meta in bundles]
     columns: dict[str, Sequence[Any]] = {
         "bundle_index": range(len(metas)),
@@ -77,13 +100,44 @@ def encode_manifest(bundles: Sequence[tuple[Sequence[SlotRef], BundleMeta]]) -> 
         "event_min": [meta.event_time and meta.event_time[0] for meta in metas],
         "event_max": [meta.event_time and meta.event_time[1] for meta in metas],
         "nbytes": [meta.nbytes for meta in metas],
+        "store_ts": [meta.store_ts_ns for meta in metas],
+        "producer": [meta.producer and meta.producer.name for meta in metas],
+        "producer_seq": [meta.producer and meta.producer.seq for meta in metas],
+        "producer_epoch": [meta.producer and meta.producer.epoch for meta in metas],
     }
-    refs = _encode_refs([refs for refs, _ in bundles])
-    arrays = [
-        refs if field.name == "slot_refs" else _column(columns[field.name], field.type)
-        for field in MANIFEST
+    lists = {
+        "slot_refs": _structs([refs for refs, _ in bundles], MANIFEST.field("slot_refs").type),
+        "chunks": pa.nulls(len(metas), MANIFEST.field("chunks").type),
+        "block_sums": pa.nulls(len(metas), MANIFEST.field("block_sums").type),
+    }
+    if chunks is not None:
+        places = [[chunk[:3] for chunk in found] for found in chunks]
+        lists["chunks"] = _structs(places, MANIFEST.field("chunks").type)
+        sums = [
+            [crc for chunk in found if chunk.length > BLOCK_SIZE for crc in chunk.sums]
+            for found in chunks
+        ]
+        lists["block_sums"] = pa.ListArray.from_arrays(
+            _offsets(sums), _column([crc for found in sums for crc in found], pa.uint32())
+        )
+    return _encode(
+        [
+            lists[field.name] if field.name in lists else _column(columns[field.name], field.type)
+            for field in MANIFEST
+        ]
+    )
+
+
+def _encode(columns: Sequence[pa.Array]) -> IpcFile:
+    """The table of these columns, which are those of ``MANIFEST``."""
+    kept = [
+        (found, field)
+        for found, field in zip(columns, MANIFEST, strict=True)
+        if field.name not in _OMITTED or found.null_count < len(found)
     ]
-    return encode_table(pa.record_batch(arrays, schema=MANIFEST), SchemaMessage.of(MANIFEST))
+    schema = pa.schema([field for _, field in kept])
+    table = pa.record_batch([found for found, _ in kept], schema=schema)
+    return encode_table(table, SchemaMessage.of(schema))
 
 
 def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -101,31 +155,34 @@ def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 def stamp_manifest(data: pa.Buffer, bundle_count: int, sequence: int, ts: int) -> IpcFile:
     """A staged file's manifest, with the sequence and the time that its bundles got."""
     batch = decode_table(data, _WHAT)
-    shape = (batch.num_rows, batch.schema.names, batch.schema.types)
-    if shape != (bundle_count, MANIFEST.names, MANIFEST.types):
+    if batch.num_rows != bundle_count or not set(batch.schema.names) <= set(MANIFEST.names):
         raise SegmentInvalidIpc("the manifest is not that of a staged file.")
     constants = {"sequence": sequence, "ingestion_ts": ts}
-    arrays = [
-        pa.repeat(pa.scalar(constants[field.name], field.type), bundle_count)
-        if field.name in constants
-        else batch.column(field.name)
-        for field in MANIFEST
-    ]
-    return encode_table(pa.record_batch(arrays, schema=MANIFEST), SchemaMessage.of(MANIFEST))
+    arrays = []
+    for field in MANIFEST:
+        if field.name in constants:
+            constant = pa.scalar(constants[field.name], field.type)
+            arrays.append(pa.repeat(constant, bundle_count))
+        else:
+            found = column(batch, field, _WHAT)
+            if found is None and not field.nullable:
+                raise SegmentInvalidIpc("the manifest lacks a column.")
+            arrays.append(pa.nulls(bundle_count, field.type) if found is None else found)
+    return _encode(arrays)
 
 
-def _encode_refs(bundles: Sequence[Sequence[SlotRef]]) -> pa.ListArray:
-    offsets = [0]
-    for refs in bundles:
-        offsets.append(offsets[-1] + len(refs))
-    flat = [ref for refs in bundles for ref in refs]
-    fields = zip(*flat, strict=True) if flat else ((), (), ())
-    parts = [_column(values, field.type) for values, field in zip(fields, _REF, strict=True)]
-    return pa.ListArray.from_arrays(
-        _column(offsets, pa.int32()),
-        pa.StructArray.from_arrays(parts, fields=list(_REF)),
-        type=MANIFEST.field("slot_refs").type,
-    )
+def _structs(rows: Sequence[Sequence[tuple[int, ...]]], kind: pa.ListType) -> pa.ListArray:
+    """Lists of structs of numbers, of which there is at least one in most rows."""
+    members = list(kind.value_type)
+    flat = [one for row in rows for one in row]
+    values = zip(*flat, strict=True) if flat else [()] * len(members)
+    parts = [_column(found, field.type) for found, field in zip(values, members, strict=True)]
+    structs = pa.StructArray.from_arrays(parts, fields=members)
+    return pa.ListArray.from_arrays(_offsets(rows), structs, type=kind)
+
+
+def _offsets(rows: Sequence[Sequence[Any]]) -> pa.Array:
+    return _column([0, *accumulate(map(len, rows))], pa.int32())
 
 
 def _json(attributes: Mapping[str, str]) -> str:
@@ -146,8 +203,21 @@ class Manifest:
         if columns["bundle_index"] is None or columns["slot_refs"] is None:
             raise SegmentInvalidIpc("the manifest lacks a column.")
         self._rows = _row_order(columns["bundle_index"])
-        self._offsets, (self.slots, self.streams, self.chunks) = _open_refs(columns["slot_refs"])
-        self._get = {name: _getter(found) for name, found in columns.items() if name != "slot_refs"}
+        self._offsets, parts = _open_structs(columns["slot_refs"])
+        self.slots, self.streams, self.chunks = parts
+        chunks, sums = columns["chunks"], columns["block_sums"]
+        # Whether it says where messages are and what they sum to; then ``extents`` are offsets,
+        # lengths and checksums by slot reference, and :meth:`chunk` has the sums of blocks.
+        self.has_sums = False
+        if not (chunks is None or sums is None or chunks.null_count or sums.null_count):
+            self.has_sums = True
+            self.extents = _open_chunks(chunks, self._offsets)
+            self._sum_offsets, self._sums = _list_offsets(sums), _view(sums.values, "I")
+        self._get = {
+            name: _getter(found)
+            for name, found in columns.items()
+            if name not in ("slot_refs", "chunks", "block_sums")
+        }
         # Without it the sizes of bundles aren't recorded, and ``meta`` gives them as 0.
         self.has_sizes: Final = columns["nbytes"] is not None
 
@@ -167,10 +237,27 @@ class Manifest:
         row = self._row(index)
         return range(self._offsets[row], self._offsets[row + 1])
 
+    def chunk(self, index: int, at: int) -> Chunk:
+        """Where the message of a slot reference is, which is one of :meth:`places`."""
+        offsets, lengths, crcs = self.extents
+        offset, length, crc = offsets[at], lengths[at], crcs[at]
+        if length <= BLOCK_SIZE:
+            return Chunk(offset, length, crc, [crc])
+        row = self._row(index)
+        start = self._sum_offsets[row]
+        for before in range(self._offsets[row], at):
+            if lengths[before] > BLOCK_SIZE:
+                start += block_count(lengths[before])
+        end = start + block_count(length)
+        if end > self._sum_offsets[row + 1]:
+            raise SegmentInvalidIpc(f"bundle {index} has more blocks than checksums.")
+        return Chunk(offset, length, crc, self._sums[start:end])
+
     def meta(self, index: int) -> BundleMeta:
         """What is recorded about a bundle."""
         row, get = self._row(index), self._get
         event_min, event_max = get["event_min"](row), get["event_max"](row)
+        producer = get["producer"](row)
         # By position, as every read of a bundle comes here and names take longer.
         return BundleMeta(
             get["sequence"](row),
@@ -181,6 +268,8 @@ class Manifest:
             None if event_min is None or event_max is None else (event_min, event_max),
             (get["item_count"](row) or 0) if self.has_sizes else 0,
             get["nbytes"](row) or 0,
+            get["store_ts"](row),
+            None if producer is None else _producer(producer, row, get),
         )
 
     def _row(self, index: int) -> int:
@@ -199,13 +288,33 @@ def _row_order(indices: pa.Array) -> dict[int, int] | None:
     return {bundle: row for row, bundle in enumerate(found)}
 
 
-def _open_refs(refs: pa.ListArray) -> tuple[memoryview, list[memoryview]]:
-    items = refs.values
-    parts = [items.field(field.name) for field in _REF]
+def _producer(name: str, row: int, get: Mapping[str, Callable[[int], Any]]) -> ProducerStamp:
+    seq, epoch = get["producer_seq"](row), get["producer_epoch"](row)
+    if seq is None or epoch is None:
+        raise SegmentInvalidIpc("a bundle's producer has no number.")
+    return ProducerStamp(name, seq, epoch)
+
+
+def _open_structs(found: pa.ListArray) -> tuple[memoryview, list[memoryview]]:
+    items = found.values
+    parts = [items.field(number) for number in range(items.type.num_fields)]
     if items.null_count or any(part.null_count for part in parts):
         raise SegmentInvalidIpc("the manifest has null slot references.")
-    offsets = _view(refs.offsets, "i") if len(refs) else memoryview(b"")
-    return offsets, [_view(part, _CODES[part.type]) for part in parts]
+    return _list_offsets(found), [_view(part, _CODES[part.type]) for part in parts]
+
+
+def _list_offsets(found: pa.ListArray) -> memoryview:
+    return _view(found.offsets, "i") if len(found) else memoryview(b"")
+
+
+def _open_chunks(
+    chunks: pa.ListArray, refs: memoryview
+) -> tuple[memoryview, memoryview, memoryview]:
+    """Offsets, lengths and checksums by slot reference."""
+    offsets, (starts, lengths, crcs) = _open_structs(chunks)
+    if offsets != refs:
+        raise SegmentInvalidIpc("the manifest doesn't place each slot reference once.")
+    return starts, lengths, crcs
 
 
 def _view(numbers: pa.Array, code: _Code) -> memoryview:

@@ -70,6 +70,12 @@ class Message:
         )
 
 
+def metadata_length(prefix: memoryview) -> int:
+    """Length of the metadata of the message that begins with these eight bytes."""
+    length: int = _PREFIX.unpack(prefix)[1]
+    return length
+
+
 def metadata_end(data: pa.Buffer, start: int) -> int | None:
     """Where the metadata of the message at ``start`` ends; ``None`` at the stream's end."""
     left = data.size - start

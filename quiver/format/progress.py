@@ -21,6 +21,12 @@ the wrong one, with a good checksum.
 The checksum is written as CRC-32C and read as that or as CRC-32/IEEE, which the Rust
 crate writes.  It is checked before anything else but the magic is believed, so a damaged
 file is called damaged, and never a file of some future version.
+
+It also says whose flags these are.  Ours are the two highest bits, and count under our
+checksum only; Quiver 0.1.0 wrote them as the two lowest, which are read likewise.  The Rust
+crate writes no flags so far and is about to give its lowest bits meanings of their own.  A
+file with a flag that is unknown under its checksum is refused: it may say of bundles that are
+done that they are not, or the other way round.
 """
 
 from __future__ import annotations
@@ -39,8 +45,10 @@ from quiver.ids import MAX_BUNDLES_PER_SEGMENT
 
 MAGIC: Final = b"QUIVSUB\0"
 VERSION: Final = 1
-FLAG_DROPPED: Final = 0x0001
-FLAG_NAMED: Final = 0x0002
+FLAG_NAMED: Final = 0x8000
+FLAG_DROPPED: Final = 0x4000
+OLD_FLAG_DROPPED: Final = 0x0001
+OLD_FLAG_NAMED: Final = 0x0002
 MAX_BITMAP_WORDS: Final = MAX_BUNDLES_PER_SEGMENT // 64
 MAX_ENTRIES: Final = 1_000_000
 
@@ -69,13 +77,11 @@ class SegmentProgress(NamedTuple):
 class Progress:
     """The contents of a progress file.
 
-    ``unknown_flags`` are bits set by a newer writer: worth a warning, no reason to refuse.
     ``named`` says that the file names its subscriber, as ours do and the Rust crate's don't.
     """
 
     oldest_incomplete: int = 0
     entries: Mapping[int, SegmentProgress] = field(default_factory=lambda: MappingProxyType({}))
-    unknown_flags: int = 0
     named: bool = field(default=False, compare=False)
 
     @property
@@ -136,7 +142,7 @@ def decode_progress(data: bytes, *, file: str = "", subscriber: str | None = Non
     With a ``subscriber``, a file that says it is another's is damage.
 
     Raises ``ProgressCorrupt`` for anything that no writer could have written, and
-    ``UnsupportedVersion`` for a sound file of another version.
+    ``UnsupportedVersion`` for a sound file of another version, or with flags unknown here.
     """
     return _Decoder(data, file, subscriber).decode()
 
@@ -149,25 +155,38 @@ class _Decoder:
         self._end = len(data) - _CHECKSUM.size
 
     def decode(self) -> Progress:
-        self._check_whole()
+        ours = self._check_whole()
         _, version, header_size, flags, oldest, count = _HEADER.unpack_from(self._data)
         if version != VERSION:
-            raise UnsupportedVersion(
-                f"progress file {self._file} has version {version}, this is {VERSION}.",
-                advice="Open the store with the Quiver that wrote it, or a newer one.",
-                file=self._file,
-                version=version,
-            )
+            raise self._newer(f"version {version}", version=version)
+        named, with_drops = self._meaning(flags, ours=ours)
         if not _HEADER.size <= header_size <= self._end:
             raise self._corrupt(f"a header of {header_size} bytes can't be", offset=10)
         if count > MAX_ENTRIES:
             raise self._corrupt(f"{count:,} segments are listed, more than {MAX_ENTRIES:,}", 22)
-        named = bool(flags & FLAG_NAMED)
         if named:
             self._check_owner(header_size)
-        entries = self._entries(header_size, count, bitmaps=2 if flags & FLAG_DROPPED else 1)
-        unknown = flags & ~(FLAG_DROPPED | FLAG_NAMED)
-        return Progress(oldest, MappingProxyType(entries), unknown, named)
+        entries = self._entries(header_size, count, bitmaps=2 if with_drops else 1)
+        return Progress(oldest, MappingProxyType(entries), named)
+
+    def _meaning(self, flags: int, *, ours: bool) -> tuple[bool, bool]:
+        """Whether a name's hash, and whether dropped bitmaps are there."""
+        old = OLD_FLAG_NAMED | OLD_FLAG_DROPPED
+        known = (old if flags & old else FLAG_NAMED | FLAG_DROPPED) if ours else 0
+        if flags & ~known:
+            raise self._newer(f"flags {flags:#06x}", flags=flags)
+        return bool(flags & (FLAG_NAMED | OLD_FLAG_NAMED)), bool(
+            flags & (FLAG_DROPPED | OLD_FLAG_DROPPED)
+        )
+
+    def _newer(self, what: str, **details: object) -> UnsupportedVersion:
+        return UnsupportedVersion(
+            f"progress file {self._file} has {what}, which this Quiver does not know.",
+            advice="Open the store with the program that wrote it, or a newer Quiver."
+            " Nothing was changed.",
+            file=self._file,
+            **details,
+        )
 
     def _check_owner(self, header_size: int) -> None:
         owner = self._data[_HEADER.size : _HEADER.size + _OWNER_SIZE]
@@ -176,15 +195,19 @@ class _Decoder:
         if self._subscriber is not None and owner != _owner(self._subscriber):
             raise self._corrupt("it belongs to another subscriber", _HEADER.size)
 
-    def _check_whole(self) -> None:
+    def _check_whole(self) -> bool:
+        """Check magic and checksum; whether it is the checksum that Quiver writes."""
         if self._end < _HEADER.size:
             raise self._corrupt(f"{len(self._data)} bytes are too few", offset=0)
         if not self._data.startswith(MAGIC):
             raise self._corrupt("it doesn't start like a progress file", offset=0)
         body = memoryview(self._data)[: self._end]
         (stored,) = _CHECKSUM.unpack_from(self._data, self._end)
-        if stored != crc32c(body) and stored != crc32(body):
+        if stored == crc32c(body):
+            return True
+        if stored != crc32(body):
             raise self._corrupt("its checksum disagrees", self._end)
+        return False
 
     def _entries(self, at: int, count: int, *, bitmaps: int) -> dict[int, SegmentProgress]:
         entries: dict[int, SegmentProgress] = {}

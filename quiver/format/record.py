@@ -29,11 +29,20 @@ class EncodedSlot(NamedTuple):
     batch: EncodedBatch
 
 
+class ProducerStamp(NamedTuple):
+    """Who put a bundle, as the producer numbers its bundles: ``seq`` within ``epoch``."""
+
+    name: str
+    seq: int
+    epoch: int
+
+
 class BundleMeta(NamedTuple):
     """What is known about a bundle besides its rows.
 
     ``sequence`` and ``ingestion_ts_ns`` are ``None`` in segments of the Rust crate, which
     doesn't record them.  ``nbytes`` counts IPC stream bytes, as the log stores them.
+    ``store_ts_ns`` is the store's own time, ``None`` where it was not recorded.
     """
 
     sequence: int | None = None
@@ -44,6 +53,13 @@ class BundleMeta(NamedTuple):
     event_time: tuple[int, int] | None = None
     rows: int = 0
     nbytes: int = 0
+    store_ts_ns: int | None = None
+    producer: ProducerStamp | None = None
+
+    @property
+    def aged_from_ns(self) -> int | None:
+        """What its age counts from: store time, or where none was recorded ingestion time."""
+        return self.ingestion_ts_ns if self.store_ts_ns is None else self.store_ts_ns
 
     @property
     def lost(self) -> bool:

@@ -3,16 +3,18 @@
 ::
 
     stream 0 (Arrow IPC file, starts on a 64-byte boundary) · stream 1 · …
+    guard      (ours: see :mod:`quiver.format.guard`)
     directory  (Arrow IPC file, one batch: a row per stream)
     manifest   (Arrow IPC file, one batch: a row per bundle)
+    guard      (ours)
     footer     34 B   version u16 = 1 · stream_count u32 · bundle_count u32
                       · directory offset u64, length u32 · manifest offset u64, length u32
     trailer    16 B   footer_size u32 · magic "QUIVER\\0S" · crc32 u32 of all bytes before it
 
-Little-endian.  Zeros fill up to a stream's boundary; directory and manifest follow without
-a gap.  A reader looks columns up by name and passes over those it doesn't know, so what
-Quiver records beyond the Rust crate is in columns (and in the directory's metadata), never
-in footer or trailer.  The tables of columns are :data:`DIRECTORY` and
+Little-endian.  Zeros fill up to a stream's boundary.  A reader looks columns up by name and
+passes over those it doesn't know, and over gaps, so what Quiver records beyond the Rust
+crate is in columns, in the directory's metadata and in gaps, never in footer or trailer.
+The tables of columns are :data:`DIRECTORY` and
 :data:`~quiver.format.manifest.MANIFEST`; the directory's schema metadata holds under
 ``quiver`` a JSON :class:`Summary`, so that a start needn't read manifests.
 """
@@ -72,6 +74,10 @@ DIRECTORY: Final = pa.schema(
         # Ours:
         pa.field("slot_name", pa.utf8()),
         pa.field("schema_hash", HASH),
+        pa.field("head_lengths", pa.list_(pa.uint32())),
+        pa.field("head_sums", pa.list_(pa.uint32())),
+        pa.field("tail_length", pa.uint32()),
+        pa.field("tail_sums", pa.list_(pa.uint32())),
     ]
 )
 _FOREIGN_COLUMNS: Final = 7
@@ -81,7 +87,12 @@ _ONLY_STAGED: Final = ("stage", "transaction")
 
 @dataclass(frozen=True, slots=True)
 class StreamEntry:
-    """One stream: where it is, what it holds. ``slot_name``, ``schema_hash``: ours only."""
+    """One stream: where it is, what it holds. From ``slot_name`` on: ours only.
+
+    ``head_lengths`` are those of the messages before the first batch, schema and
+    dictionaries; the tail is what follows the last one.  Their blocks' sums are ``None``
+    in files of before there were any.
+    """
 
     stream_id: int
     slot_id: int
@@ -92,6 +103,10 @@ class StreamEntry:
     chunk_count: int
     slot_name: str | None = None
     schema_hash: bytes | None = None
+    head_lengths: Sequence[int] | None = None
+    head_sums: Sequence[int] | None = None
+    tail_length: int | None = None
+    tail_sums: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +125,7 @@ class Summary:
     last_sequence: int | None = None
     first_ts: int | None = None
     last_ts: int | None = None
+    last_store_ts: int | None = None
     segment: int | None = None
     stage: StageLabel | None = None
     transaction: Transaction | None = None
@@ -137,8 +153,13 @@ class Footer:
             self.manifest_offset,
             self.manifest_length,
         )
-        body += _TRAILER.pack(FOOTER_SIZE, MAGIC, 0)[:-CRC_SIZE]
+        body += encode_trailer(0)[:-CRC_SIZE]
         return body + _CRC.pack(crc32(body, crc_before))
+
+
+def encode_trailer(crc: int) -> bytes:
+    """A trailer, with the checksum of everything before it and of its own first part."""
+    return _TRAILER.pack(FOOTER_SIZE, MAGIC, crc)
 
 
 def check_magic(tail: bytes, file_size: int) -> None:

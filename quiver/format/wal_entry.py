@@ -4,7 +4,7 @@ Every entry is framed the same way, little-endian::
 
     entry_len  u32   length of the body, at most 256 MiB
     body
-    crc32      u32   CRC-32 of the body
+    crc32      u32   CRC-32 of the file's salt (4 bytes) and the body
 
 and the bodies we write all begin alike::
 
@@ -14,13 +14,19 @@ and the bodies we write all begin alike::
     17  slot_bitmap    u64  bit n set: slot n is there
     25  marker         4    b"\\xb5QV1": finds entries again behind damage
     29  synced_before  u64  all entries below it were on disk when this one was made
+    37  store_ts       i64  store time, ns
+
+Version 1, which is read and no longer written, has no ``store_ts``, and its checksum is
+that of the body alone.  The salt is in the file's head (:mod:`quiver.format.wal_header`):
+it is new with every file, so bytes that were an entry once, or that a producer laid out
+like one, are not taken for an entry of this file.
 
 ``synced_before`` is what tells damage from a torn tail: once an entry says that sequence
 7 was synced, a bad entry 7 can't be blamed on a crash.  It costs nothing, since every
 entry carries it anyway.
 
 ====  ==========  ==================================================================
-type  name        what follows the 37 bytes
+type  name        what follows the 45 bytes
 ====  ==========  ==================================================================
 64    bundle      ``segment_seq u64, bundle_index u32, ext_len u32``, ext, slot blocks
 65    slot name   ``slot_id u16, name_len u16``, name
@@ -32,25 +38,35 @@ type  name        what follows the 37 bytes
 A slot block is ``slot_id u16, fingerprint 32, row_count u32, payload_len u32``, then one
 Arrow IPC stream.  We write them by ascending slot.  *ext* is a list of ``tag u8, len u32,
 bytes``: 1 key (UTF-8), 2 content hash (32), 3 attributes (JSON object of strings), 4
-event-time range (two i64); unknown tags are skipped.
+event-time range (two i64), 5 producer (``seq u64, epoch u64``, name in UTF-8), 128 the names of
+its slots, each as in a slot-name entry.  An unknown tag below 128 changes what the bundle means,
+so the log is refused; others are ignored.
+
+A slot's name is in an entry of its own before the first bundle that uses it, and again in every
+bundle: damage to that one entry must not cost the others their names.
 
 Type 0 is the Rust crate's bundle: the first 25 bytes, then slot blocks in any order.
-Types this version doesn't know are skipped by their length.
+A log with an entry of any other type is refused: a newer version wrote it.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from quiver.errors import InvalidBundle, LimitExceeded, WalCorrupt
+from quiver.errors import InvalidBundle, LimitExceeded, UnsupportedVersion, WalCorrupt
 from quiver.format.crc import Bytes, crc32, crc32_combine
 from quiver.format.message import END_OF_STREAM
-from quiver.format.record import FINGERPRINT_SIZE, NO_ATTRIBUTES, EncodedSlot
+from quiver.format.record import (
+    FINGERPRINT_SIZE,
+    NO_ATTRIBUTES,
+    EncodedSlot,
+    ProducerStamp,
+)
 from quiver.ids import MAX_SLOTS, BundleRef
 
 FOREIGN_BUNDLE: Final = 0
@@ -59,21 +75,25 @@ SLOT_NAME: Final = 65
 WATERMARK: Final = 66
 SEAL: Final = 67
 COMMIT: Final = 68
+OWN_KINDS: Final = frozenset({BUNDLE, SLOT_NAME, WATERMARK, SEAL, COMMIT})
 
 MARKER: Final = b"\xb5QV1"
 MAX_BODY: Final = 256 * 1024 * 1024
 MAX_SLOT_NAME: Final = 1024
+MAX_PRODUCER_NAME: Final = 128
 SMALL_PIECE: Final = 4096
 """Pieces below this are joined before they are written: a copy is cheaper than an iovec."""
 
 FOREIGN_PREFIX_SIZE: Final = 25
-PREFIX_SIZE: Final = 37
+PREFIX_SIZE: Final = 45
+V1_PREFIX_SIZE: Final = 37
 FRAME: Final = 8
 """Bytes of an entry besides its body."""
 
 _FOREIGN_PREFIX = struct.Struct("<BqQQ")
-_PREFIX = struct.Struct("<BqQQ4sQ")
-_BUNDLE_HEAD = struct.Struct("<BqQQ4sQQII")
+_PREFIX = struct.Struct("<BqQQ4sQq")
+_V1_PREFIX = struct.Struct("<BqQQ4sQ")
+_BUNDLE_HEAD = struct.Struct("<BqQQ4sQqQII")
 _BUNDLE_TAIL = struct.Struct("<QII")
 _SLOT = struct.Struct("<H32sII")
 _EXT = struct.Struct("<BI")
@@ -82,10 +102,46 @@ _RANGE = struct.Struct("<qq")
 _U32 = struct.Struct("<I")
 assert _FOREIGN_PREFIX.size == FOREIGN_PREFIX_SIZE
 assert _PREFIX.size == PREFIX_SIZE
+assert _V1_PREFIX.size == V1_PREFIX_SIZE
 assert _BUNDLE_HEAD.size == PREFIX_SIZE + _BUNDLE_TAIL.size
 SLOT_HEAD_SIZE: Final = _SLOT.size
 
-_KEY, _HASH, _ATTRIBUTES, _EVENT_TIME = 1, 2, 3, 4
+_KEY, _HASH, _ATTRIBUTES, _EVENT_TIME, _PRODUCER = 1, 2, 3, 4, 5
+_TAGS: Final = frozenset({_KEY, _HASH, _ATTRIBUTES, _EVENT_TIME, _PRODUCER})
+OPTIONAL_TAGS: Final = 128
+"""From here on a tag may be ignored by who doesn't know it."""
+_SLOT_NAMES: Final = 128
+_STAMP = struct.Struct("<QQ")
+
+
+class Framing(NamedTuple):
+    """How the entries of one file are laid out and summed, as its head says.
+
+    ``version`` is 0 for a file of the Rust crate.  ``seed`` is the CRC-32 of the salt, which
+    every entry's checksum goes on from; 0 where there is no salt.
+    """
+
+    version: int
+    seed: int = 0
+
+    @property
+    def foreign(self) -> bool:
+        return self.version == 0
+
+    @property
+    def prefix_size(self) -> int:
+        """What every body begins with."""
+        return (FOREIGN_PREFIX_SIZE, V1_PREFIX_SIZE, PREFIX_SIZE)[self.version]
+
+    def store_ts(self, body: memoryview) -> int | None:
+        """The store time of an entry; ``None`` where it was not recorded yet."""
+        if self.version < 2:
+            return None
+        return int.from_bytes(body[V1_PREFIX_SIZE:PREFIX_SIZE], "little", signed=True)
+
+
+FOREIGN_FRAMING: Final = Framing(0)
+V1_FRAMING: Final = Framing(1)
 
 
 class BundleExtras(NamedTuple):
@@ -95,6 +151,7 @@ class BundleExtras(NamedTuple):
     content_hash: bytes | None = None
     attributes: Mapping[str, str] = NO_ATTRIBUTES
     event_time: tuple[int, int] | None = None
+    producer: ProducerStamp | None = None
 
     def encode(self) -> bytes:
         """The bytes of *ext*; none at all for a bundle that says nothing."""
@@ -107,6 +164,8 @@ class BundleExtras(NamedTuple):
             parts.append(_tagged(_ATTRIBUTES, _json(self.attributes)))
         if self.event_time is not None:
             parts.append(_tagged(_EVENT_TIME, _RANGE.pack(*self.event_time)))
+        if self.producer is not None:
+            parts.append(_tagged(_PRODUCER, _stamp(self.producer)))
         return b"".join(parts)
 
 
@@ -118,6 +177,13 @@ _to_json: Final = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separator
 
 def _tagged(tag: int, data: bytes) -> bytes:
     return _EXT.pack(tag, len(data)) + data
+
+
+def _stamp(producer: ProducerStamp) -> bytes:
+    name, seq, epoch = producer
+    if not 1 <= len(name) <= MAX_PRODUCER_NAME:
+        raise LimitExceeded("characters of a producer's name", len(name), MAX_PRODUCER_NAME)
+    return _STAMP.pack(seq, epoch) + name.encode()
 
 
 def _json(attributes: Mapping[str, str]) -> bytes:
@@ -134,7 +200,8 @@ class SlotBlock(NamedTuple):
 
 
 class BundleEntry(NamedTuple):
-    """A decoded bundle. ``ref`` and ``synced_before`` are ``None`` in the Rust crate's."""
+    """A decoded bundle. ``ref`` and ``synced_before`` are ``None`` in the Rust crate's, and
+    ``store_ts_ns`` in version 1 too."""
 
     kind: int
     ingestion_ts_ns: int
@@ -143,6 +210,7 @@ class BundleEntry(NamedTuple):
     ref: BundleRef | None
     extras: BundleExtras
     slots: tuple[SlotBlock, ...]
+    store_ts_ns: int | None
 
 
 class Large(NamedTuple):
@@ -225,10 +293,14 @@ def seal_bundle(
     ref: BundleRef,
     ts: int,
     ext: bytes = b"",
+    *,
+    store_ts: int,
+    seed: int,
 ) -> list[Bytes]:
     """The whole entry in pieces, in order; :meth:`PreparedBody.entry_size` is their length.
 
-    Called under the ingest lock, so it only packs: what is large was summed before.
+    Called under the ingest lock, so it only packs: what is large was summed before.  ``seed``
+    is the CRC-32 of the salt of the file that the entry goes to.
     """
     body_len = _BUNDLE_HEAD.size + len(ext) + prepared.length
     if body_len > MAX_BODY:
@@ -236,10 +308,19 @@ def seal_bundle(
     segment, index = ref
     small = prepared.small
     last = _BUNDLE_HEAD.pack(
-        BUNDLE, ts, sequence, prepared.bitmap, MARKER, synced_before, segment, index, len(ext)
+        BUNDLE,
+        ts,
+        sequence,
+        prepared.bitmap,
+        MARKER,
+        synced_before,
+        store_ts,
+        segment,
+        index,
+        len(ext),
     )
     last += ext + small[0]
-    crc = crc32(last)
+    crc = crc32(last, seed)
     last = _U32.pack(body_len) + last
     pieces: list[Bytes] = []
     for at, (data, data_crc, length) in enumerate(prepared.large, 1):
@@ -251,11 +332,18 @@ def seal_bundle(
 
 
 def encode_control(
-    kind: int, payload: bytes, *, sequence: int, synced_before: int, ts: int
+    kind: int,
+    payload: bytes,
+    *,
+    sequence: int,
+    synced_before: int,
+    ts: int,
+    store_ts: int,
+    seed: int,
 ) -> bytes:
     """A whole entry of one of the small kinds."""
-    body = _PREFIX.pack(kind, ts, sequence, 0, MARKER, synced_before) + payload
-    return _U32.pack(len(body)) + body + _U32.pack(crc32(body))
+    body = _PREFIX.pack(kind, ts, sequence, 0, MARKER, synced_before, store_ts) + payload
+    return _U32.pack(len(body)) + body + _U32.pack(crc32(body, seed))
 
 
 def control_size(payload: bytes = b"") -> int:
@@ -273,14 +361,20 @@ def encode_slot_name(slot: int, name: str) -> bytes:
     return _NAME.pack(slot, len(data)) + data
 
 
+def encode_slot_names(names: Mapping[int, str]) -> bytes:
+    """What *ext* says of the slots' names; nothing for slots that have none."""
+    parts = [encode_slot_name(slot, name) for slot, name in sorted(names.items())]
+    return _tagged(_SLOT_NAMES, b"".join(parts)) if parts else b""
+
+
 # Reading.  The frame and its checksum have been checked; the structure has not.
 
 
-def decode_slot_name(body: memoryview) -> tuple[int, str]:
+def decode_slot_name(body: memoryview, framing: Framing) -> tuple[int, str]:
     """Slot id and name from the body of a slot-name entry."""
     try:
-        slot, length = _NAME.unpack_from(body, PREFIX_SIZE)
-        data = bytes(body[PREFIX_SIZE + _NAME.size :])
+        slot, length = _NAME.unpack_from(body, framing.prefix_size)
+        data = bytes(body[framing.prefix_size + _NAME.size :])
         if len(data) != length or slot >= MAX_SLOTS:
             raise _malformed("a slot name", body)
         return slot, data.decode()
@@ -288,22 +382,52 @@ def decode_slot_name(body: memoryview) -> tuple[int, str]:
         raise _malformed("a slot name", body) from None
 
 
-def decode_bundle(body: memoryview) -> BundleEntry:
+def slot_bitmap(body: memoryview) -> int:
+    """Which slots a bundle has."""
+    return int.from_bytes(body[17:25], "little")
+
+
+def decode_slot_names(body: memoryview, framing: Framing) -> dict[int, str]:
+    """The names of a bundle's slots, as far as they have some and it carries them."""
+    try:
+        return dict(_slot_names(_ext(body, framing)))
+    except (struct.error, ValueError):
+        raise _malformed("a bundle", body) from None
+
+
+def _ext(body: memoryview, framing: Framing) -> memoryview:
+    at = framing.prefix_size + _BUNDLE_TAIL.size
+    (ext_len,) = _U32.unpack_from(body, at - _U32.size)
+    return body[at : at + ext_len]
+
+
+def _slot_names(ext: memoryview) -> Iterator[tuple[int, str]]:
+    for tag, data in _tags(ext):
+        offset = 0
+        while tag == _SLOT_NAMES and offset < len(data):
+            slot, length = _NAME.unpack_from(data, offset)
+            offset += _NAME.size + length
+            if offset > len(data) or slot >= MAX_SLOTS:
+                raise ValueError("a slot name runs past the end")
+            yield slot, data[offset - length : offset].decode()
+
+
+def decode_bundle(body: memoryview, framing: Framing) -> BundleEntry:
     """A bundle of ours or of the Rust crate; the payloads are slices of ``body``."""
     try:
-        if body[0] == FOREIGN_BUNDLE:
+        if framing.foreign:
             kind, ts, sequence, bitmap = _FOREIGN_PREFIX.unpack_from(body)
             slots = _decode_slots(body, FOREIGN_PREFIX_SIZE, bitmap)
-            return BundleEntry(kind, ts, sequence, None, None, NO_EXTRAS, slots)
-        kind, ts, sequence, bitmap, _, synced, segment, index, ext_len = _BUNDLE_HEAD.unpack_from(
-            body
-        )
-        start = _BUNDLE_HEAD.size
+            return BundleEntry(kind, ts, sequence, None, None, NO_EXTRAS, slots, None)
+        kind, ts, sequence, bitmap, _, synced = _V1_PREFIX.unpack_from(body)
+        segment, index, ext_len = _BUNDLE_TAIL.unpack_from(body, framing.prefix_size)
+        start = framing.prefix_size + _BUNDLE_TAIL.size
         extras = decode_extras(body[start : start + ext_len]) if ext_len else NO_EXTRAS
         slots = _decode_slots(body, start + ext_len, bitmap)
     except (struct.error, ValueError):
         raise _malformed("a bundle", body) from None
-    return BundleEntry(kind, ts, sequence, synced, BundleRef(segment, index), extras, slots)
+    ref, store_ts = BundleRef(segment, index), framing.store_ts(body)
+    return BundleEntry(kind, ts, sequence, synced, ref, extras, slots, store_ts)
 
 
 def _decode_slots(body: memoryview, offset: int, bitmap: int) -> tuple[SlotBlock, ...]:
@@ -322,9 +446,18 @@ def _decode_slots(body: memoryview, offset: int, bitmap: int) -> tuple[SlotBlock
     return tuple(slots)
 
 
-def decode_extras(data: memoryview) -> BundleExtras:
-    """Read *ext*; ``ValueError`` if it is not one. Unknown tags are for later versions."""
-    found: dict[str, Any] = {}
+def unknown_tag(body: memoryview, framing: Framing) -> int | None:
+    """The first tag of a bundle of ours that must be known and isn't; ``None`` without one."""
+    try:
+        for tag, _ in _tags(_ext(body, framing)):
+            if tag not in _TAGS and tag < OPTIONAL_TAGS:
+                return tag
+    except (struct.error, ValueError):
+        pass  # malformed: decoding says so
+    return None
+
+
+def _tags(data: memoryview) -> Iterator[tuple[int, bytes]]:
     offset = 0
     while offset < len(data):
         tag, length = _EXT.unpack_from(data, offset)
@@ -332,7 +465,13 @@ def decode_extras(data: memoryview) -> BundleExtras:
         offset = start + length
         if offset > len(data):
             raise ValueError("a tag runs past the end")
-        value = bytes(data[start:offset])
+        yield tag, bytes(data[start:offset])
+
+
+def decode_extras(data: memoryview) -> BundleExtras:
+    """Read *ext*; ``ValueError`` if it is not one."""
+    found: dict[str, Any] = {}
+    for tag, value in _tags(data):
         if tag == _KEY:
             found["key"] = value.decode()
         elif tag == _HASH:
@@ -341,7 +480,19 @@ def decode_extras(data: memoryview) -> BundleExtras:
             found["attributes"] = _attributes(value)
         elif tag == _EVENT_TIME:
             found["event_time"] = _RANGE.unpack(value)
+        elif tag == _PRODUCER:
+            found["producer"] = _producer(value)
+        elif tag < OPTIONAL_TAGS:
+            raise UnsupportedVersion(f"tag {tag} of a bundle is of a newer version.", tag=tag)
     return BundleExtras(**found)
+
+
+def _producer(data: bytes) -> ProducerStamp:
+    seq, epoch = _STAMP.unpack_from(data)
+    name = data[_STAMP.size :].decode()
+    if not 1 <= len(name) <= MAX_PRODUCER_NAME:
+        raise ValueError("a producer's name is too short or too long")
+    return ProducerStamp(name, seq, epoch)
 
 
 def _attributes(data: bytes) -> dict[str, str]:

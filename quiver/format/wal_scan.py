@@ -2,12 +2,14 @@
 
 :func:`scan_own` is the loop that reads a log back: one unpack, one checksum and one
 comparison per entry, so that recovery runs at the speed of memory.  It stops at the first
-place where anything is not as usual (the end of the piece, of the log, an unknown entry
-without marker, damage); :func:`read_one` then looks at that place alone and says what is
+place where anything is not as usual (the end of the piece, of the log, an entry of a newer
+version, damage); :func:`read_one` then looks at that place alone and says what is
 there.  Keeping the two apart is what keeps the loop short.
 
 The checksum is compared through its residue: the CRC-32 of bytes followed by their own
-CRC-32 is always the same number, so the stored value need not be unpacked.
+CRC-32 is always the same number, so the stored value need not be unpacked.  That holds
+whatever the checksum goes on from, so a salt (:class:`~quiver.format.wal_entry.Framing`)
+changes nothing about it.
 """
 
 from __future__ import annotations
@@ -21,11 +23,16 @@ from quiver.format.crc import crc32
 from quiver.format.wal_entry import (
     BUNDLE,
     COMMIT,
+    FOREIGN_BUNDLE,
+    FOREIGN_FRAMING,
     FOREIGN_PREFIX_SIZE,
     FRAME,
     MARKER,
     MAX_BODY,
-    PREFIX_SIZE,
+    OWN_KINDS,
+    V1_PREFIX_SIZE,
+    Framing,
+    unknown_tag,
 )
 
 RESIDUE: Final = 0x2144DF1C
@@ -33,13 +40,16 @@ TERMINATOR: Final = bytes(64)
 """Written behind every group, overwritten by the next: the end of the log."""
 
 MARKER_OFFSET: Final = 4 + FOREIGN_PREFIX_SIZE
-HEAD_SIZE: Final = 49
+HEAD_SIZE: Final = 65
+"""Bytes of an entry that say all a scan wants to know, in any version."""
 
-_HEAD = struct.Struct("<IB8xQ8x4sQQ")
+_HEAD = struct.Struct("<IB8xQ8x4sQ8xQ4xI")
+_V1_HEAD = struct.Struct("<IB8xQ8x4sQQ4xI8x")
 _FOREIGN_HEAD = struct.Struct("<IB8xQ")
 _LENGTH = struct.Struct("<I")
 _SEQUENCE = struct.Struct("<Q")
-assert _HEAD.size == HEAD_SIZE
+assert _HEAD.size == _V1_HEAD.size == HEAD_SIZE
+_HEADS: Final = (_V1_HEAD, _V1_HEAD, _HEAD)
 
 
 class Found(NamedTuple):
@@ -65,7 +75,7 @@ class Stop(Enum):
 
 
 def scan_own(
-    view: memoryview, start: int, expected: int
+    view: memoryview, start: int, expected: int, framing: Framing
 ) -> tuple[list[tuple[int, int, int, int, int, int]], int, int]:
     """The usual entries from ``start`` on, the first with sequence ``expected``.
 
@@ -73,22 +83,27 @@ def scan_own(
     and the sequence expected there.
     """
     found: list[tuple[int, int, int, int, int, int]] = []
-    append, unpack, residue = found.append, _HEAD.unpack_from, RESIDUE
+    append, unpack, residue = found.append, _HEADS[framing.version].unpack_from, RESIDUE
+    shortest, seed = framing.prefix_size, framing.seed
     limit = len(view)
     last = limit - HEAD_SIZE
     while start <= last:
-        length, kind, sequence, marker, synced, segment = unpack(view, start)
+        length, kind, sequence, marker, synced, segment, ext = unpack(view, start)
         end = start + FRAME + length
         if (
             sequence != expected
             or marker != MARKER
             or end > limit
-            or length < PREFIX_SIZE
-            or crc32(view[start + 4 : end]) != residue
+            or length < shortest
+            or crc32(view[start + 4 : end], seed) != residue
         ):
             break
         if kind != BUNDLE:
+            if kind not in OWN_KINDS:
+                break
             segment = _last_segment(kind, segment)
+        elif ext and unknown_tag(view[start + 4 : end - 4], framing) is not None:
+            break
         append((start, end, kind, sequence, synced, segment))
         start = end
         expected += 1
@@ -96,15 +111,17 @@ def scan_own(
 
 
 def scan_foreign(view: memoryview, start: int) -> tuple[list[Found], int]:
-    """The sound entries of a log of the Rust crate: any type, any sequence."""
+    """The sound bundles of a log of the Rust crate, with any sequence."""
     found: list[Found] = []
-    while isinstance(entry := read_one(view, start, foreign=True), Found):
+    while isinstance(entry := read_one(view, start, FOREIGN_FRAMING), Found):
+        if entry.kind != FOREIGN_BUNDLE:
+            break
         found.append(entry)
         start = entry.end
     return found, start
 
 
-def read_one(view: memoryview, start: int, *, foreign: bool) -> Found | Stop:
+def read_one(view: memoryview, start: int, framing: Framing) -> Found | Stop:
     """What is at an offset.  ``MORE`` if ``view`` ends too early to tell.
 
     The caller knows whether the file ends there too, and so what ``MORE`` means.
@@ -114,14 +131,14 @@ def read_one(view: memoryview, start: int, *, foreign: bool) -> Found | Stop:
     (length,) = _LENGTH.unpack_from(view, start)
     if length == 0:
         return _zeros(bytes(view[start : start + len(TERMINATOR)]))
-    if not (1 if foreign else FOREIGN_PREFIX_SIZE) <= length <= MAX_BODY:
+    if not (1 if framing.foreign else FOREIGN_PREFIX_SIZE) <= length <= MAX_BODY:
         return Stop.BAD
     end = start + FRAME + length
     if end > len(view):
         return Stop.MORE
-    if crc32(view[start + 4 : end]) != RESIDUE:
+    if crc32(view[start + 4 : end], framing.seed) != RESIDUE:
         return Stop.BAD
-    return _describe(bytes(view[start : start + HEAD_SIZE]), start, end)
+    return _describe(bytes(view[start : start + HEAD_SIZE]), start, end, framing)
 
 
 def _zeros(piece: bytes) -> Stop:
@@ -130,13 +147,13 @@ def _zeros(piece: bytes) -> Stop:
     return Stop.END if len(piece) == len(TERMINATOR) else Stop.MORE
 
 
-def _describe(head: bytes, start: int, end: int) -> Found:
+def _describe(head: bytes, start: int, end: int, framing: Framing) -> Found:
     body = end - start - FRAME
     padded = head.ljust(HEAD_SIZE, b"\0")
-    _, kind, sequence, marker, synced, segment = _HEAD.unpack(padded)
+    _, kind, sequence, marker, synced, segment, _ = _HEADS[framing.version].unpack(padded)
     if body < FOREIGN_PREFIX_SIZE:
         return Found(start, end, kind, 0, 0, -1)
-    if body < PREFIX_SIZE or marker != MARKER:
+    if framing.foreign or body < framing.prefix_size or marker != MARKER:
         return Found(start, end, kind, sequence, 0, -1)
     return Found(start, end, kind, sequence, synced, _last_segment(kind, segment))
 
@@ -160,7 +177,7 @@ def candidates(data: bytes, above: int) -> Iterator[tuple[int, int, int, int]]:
         if start >= 0 and start + MARKER_OFFSET + 12 <= len(data):
             length, _, sequence = _FOREIGN_HEAD.unpack_from(data, start)
             (synced,) = _SEQUENCE.unpack_from(data, at + 4)
-            if PREFIX_SIZE <= length <= MAX_BODY and above < sequence and synced <= sequence:
+            if V1_PREFIX_SIZE <= length <= MAX_BODY and above < sequence and synced <= sequence:
                 yield start, FRAME + length, sequence, synced
         at = data.find(MARKER, at + 1)
 

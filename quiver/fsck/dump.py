@@ -16,15 +16,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-import pyarrow as pa
-
 from quiver.disk.disk import Disk
 from quiver.errors import Damage, InvalidInput, QuiverError
-from quiver.fsck.held import Held, Holdings, Lost, outcome
-from quiver.fsck.holdings import survey_holdings
 from quiver.fsck.index import Place
+from quiver.fsck.inventory import BundleAt, Inventory, Lost, outcome
 from quiver.fsck.look import Look, Watch, holds_a_store, no_store
-from quiver.segment.reader import SegmentReader
+from quiver.fsck.taking import look_and_take
+from quiver.fsck.verify import find_newer
 
 MANIFEST: Final = "manifest.json"
 LOST: Final = "lost.json"
@@ -62,10 +60,12 @@ class Dump:
     damage: tuple[str, ...]
     torn: tuple[str, ...]
     maybe_doubled: str | None
+    newer: tuple[str, ...]
+    """Files that were skipped, since only a newer version can read them."""
 
     @property
     def sound(self) -> bool:
-        return not (self.lost or self.damage)
+        return not (self.lost or self.damage or self.newer)
 
 
 def dump(
@@ -108,17 +108,17 @@ class _Dumping:
 
     def run(self, watch: Watch | None) -> Dump:
         for _ in range(MAX_ROUNDS):
-            found, holdings = survey_holdings(self._disk, watch=watch)
-            if self._save_all(found, holdings):
+            found, inventory = look_and_take(self._disk, watch=watch)
+            if self._save_all(found, inventory):
                 break
             watch = None  # the log moved on: see where it is now
-        return self._finish(found, holdings)
+        return self._finish(found, inventory)
 
-    def _save_all(self, found: Look, holdings: Holdings) -> bool:
+    def _save_all(self, found: Look, inventory: Inventory) -> bool:
         """Save what isn't yet; whether nothing moved away meanwhile."""
         self._unreadable.clear()
         complete = True
-        for held in holdings.bundles:
+        for held in inventory.bundles:
             if held.ref in self._saved:
                 continue
             try:
@@ -136,28 +136,31 @@ class _Dumping:
                 held.ref, held.sequence, held.ingestion_ts_ns, slots, standing
             )
             if self._progress is not None:
-                self._progress(len(self._saved), len(holdings.bundles))
+                self._progress(len(self._saved), len(inventory.bundles))
         return complete
 
-    def _save(self, held: Held) -> tuple[Slot, ...]:
+    def _save(self, held: BundleAt) -> tuple[Slot, ...]:
         folder = str(held.ref)
+        pieces: list[tuple[int, bytes, int, list[Any]]]
         if isinstance(held.source, Place):
-            pieces = _from_log(held.source)
+            blocks = held.source.bundle().slots
+            pieces = [(b.slot, b.fingerprint, b.rows, [b.payload]) for b in blocks]
         else:
-            pieces = _from_segment(held.source.open(), held.ref.bundle_index)
+            slots = held.slots()
+            pieces = [(s.slot, s.fingerprint, s.batch.rows, s.batch.buffers()) for s in slots]
         self._out.mkdir(folder)
         saved = []
         for slot, fingerprint, rows, data in sorted(pieces, key=lambda piece: piece[0]):
             path = f"{folder}/{slot}.arrows"
             self._out.unlink(path, missing_ok=True)
             with self._out.create(path) as file:
-                file.write_all([data], 0)
+                file.write_all(data, 0)
             saved.append(Slot(slot, fingerprint.hex(), rows, path))
         return tuple(saved)
 
-    def _finish(self, found: Look, holdings: Holdings) -> Dump:
+    def _finish(self, found: Look, inventory: Inventory) -> Dump:
         saved = tuple(self._saved[ref] for ref in sorted(self._saved))
-        lost = (*holdings.lost, *self._unreadable)
+        lost = (*inventory.lost, *self._unreadable)
         result = Dump(
             saved,
             lost,
@@ -165,10 +168,15 @@ class _Dumping:
             tuple(
                 f"{torn.file} byte {torn.offset:,}: {torn.reason}" for torn in found.log.torn_tails
             ),
-            holdings.maybe_doubled,
+            inventory.maybe_doubled,
+            tuple(find_newer(found)),
         )
         if not result.sound:
-            report = {"lost": [asdict(one) for one in lost], "damage": list(result.damage)}
+            report = {
+                "lost": [asdict(one) for one in lost],
+                "damage": list(result.damage),
+                "newer": list(result.newer),
+            }
             self._out.replace(LOST, _json(report))
         self._out.replace(MANIFEST, _json([asdict(one) for one in saved]))
         return result
@@ -181,23 +189,7 @@ def small_damage(found: Look) -> list[QuiverError]:
     return [one for one in small if isinstance(one, QuiverError)]
 
 
-def _from_log(place: Place) -> list[tuple[int, bytes, int, Any]]:
-    return [(b.slot, b.fingerprint, b.rows, b.payload) for b in place.bundle().slots]
-
-
-def _from_segment(reader: SegmentReader, index: int) -> list[tuple[int, bytes, int, Any]]:
-    prints = {stream.stream_id: stream.schema_fingerprint for stream in reader.streams}
-    streams = {ref.slot_id: ref.stream_id for ref in reader.slot_refs(index)}
-    pieces = []
-    for slot, batch in reader.read(index).items():
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        pieces.append((slot, prints[streams[slot]], batch.num_rows, sink.getvalue()))
-    return pieces
-
-
-def _lost(held: Held, damage: Damage) -> Lost:
+def _lost(held: BundleAt, damage: Damage) -> Lost:
     offset = damage.details.get("offset")
     return Lost(
         str(damage.details.get("file", "")),

@@ -7,16 +7,17 @@ are being written to.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from quiver.disk.disk import Disk
 from quiver.errors import InvalidBundle, LimitExceeded, WalCorrupt
-from quiver.format.commit import Commit
 from quiver.format.crc import crc32
-from quiver.format.wal_entry import FRAME, BundleEntry
+from quiver.format.wal_entry import FRAME, V1_FRAMING, BundleEntry, Framing
 from quiver.format.wal_scan import RESIDUE
 from quiver.ids import BundleRef
-from quiver.replay import encoded_slots
+from quiver.replay import Content, LogVisitor, encoded_slots, entry_content
 from quiver.wal.contents import LogEntry
 
 
@@ -33,6 +34,7 @@ class Place:
     ingestion_ts_ns: int
     body_length: int
     ref: BundleRef | None
+    framing: Framing
 
     @property
     def end_position(self) -> int:
@@ -43,9 +45,12 @@ class Place:
         with self.disk.open(self.path) as file:
             data = file.pread(self.body_length + FRAME, self.offset)
         body = memoryview(data)[4:-4]
-        entry = LogEntry(self.path, self.offset, self.position, self.kind, self.sequence, body)
-        whole = len(data) == self.body_length + FRAME and crc32(memoryview(data)[4:]) == RESIDUE
-        if not whole or not self._is_here(entry):
+        entry = LogEntry(
+            self.path, self.offset, self.position, self.kind, self.sequence, body, self.framing
+        )
+        whole = len(data) == self.body_length + FRAME
+        sound = whole and crc32(memoryview(data)[4:], self.framing.seed) == RESIDUE
+        if not sound or not self._is_here(entry):
             raise WalCorrupt(
                 f"{self.path} byte {self.offset:,}: the entry was sound and isn't any more.",
                 advice="If the store is being written to, look again.",
@@ -68,28 +73,58 @@ class Place:
         return self.entry().bundle()
 
 
-@dataclass(slots=True)
-class LogIndex:
-    """Visits each sound entry of a log, in order."""
+class LogIndex(LogVisitor):
+    """Keeps the place of each bundle."""
 
-    disk: Disk
-    places: list[Place] = field(default_factory=list)
-    names: dict[str, int] = field(default_factory=dict)
-    commits: list[Commit] = field(default_factory=list)
-    unreadable: list[WalCorrupt] = field(default_factory=list)
-    """Entries that pass their checksum and make no sense."""
+    def __init__(self, disk: Disk) -> None:
+        super().__init__()
+        self._disk = disk
+        self._by_segment: dict[int, dict[int, Place]] = defaultdict(dict)
+        self.places: list[Place] = []
+        self.unreadable: list[WalCorrupt] = []
+        """Entries that pass their checksum and make no sense."""
+        self.not_self_named = 0
+        """The slots, as a bitmap, of bundles that 0.1.0 wrote: they don't carry their names."""
 
     def __call__(self, entry: LogEntry) -> None:
         try:
-            if entry.is_bundle:
-                check_entry(entry)
-                self.places.append(_place(self.disk, entry))
-            elif (named := entry.slot_name()) is not None:
-                self.names[named[1]] = named[0]
-            elif (commit := entry.commit()) is not None:
-                self.commits.append(commit)
+            super().__call__(entry)
         except WalCorrupt as damage:
             self.unreadable.append(damage)
+
+    def take(self, entry: LogEntry, ref: BundleRef | None) -> None:
+        check_entry(entry)
+        place = Place(
+            self._disk,
+            entry.path,
+            entry.offset,
+            entry.position,
+            entry.kind,
+            entry.sequence,
+            entry.ingestion_ts_ns,
+            len(entry.body),
+            ref,
+            entry.framing,
+        )
+        self.places.append(place)
+        if entry.framing.version == V1_FRAMING.version:
+            self.not_self_named |= entry.slots
+        if ref is not None:
+            self._by_segment[ref.segment_seq][ref.bundle_index] = place
+
+    @property
+    def numbers(self) -> Collection[int]:
+        return self._by_segment.keys()
+
+    def indexes(self, seq: int) -> Collection[int]:
+        return self.of_segment(seq).keys()
+
+    def of_segment(self, seq: int) -> Mapping[int, Place]:
+        """The places of a segment's bundles, by index."""
+        return self._by_segment.get(seq, {})
+
+    def content(self, seq: int, index: int) -> Content:
+        return entry_content(self._by_segment[seq][index].bundle())
 
 
 def check_entry(entry: LogEntry) -> None:
@@ -103,17 +138,3 @@ def check_entry(entry: LogEntry) -> None:
             offset=entry.offset,
             sequence=entry.sequence,
         ) from None
-
-
-def _place(disk: Disk, entry: LogEntry) -> Place:
-    return Place(
-        disk,
-        entry.path,
-        entry.offset,
-        entry.position,
-        entry.kind,
-        entry.sequence,
-        entry.ingestion_ts_ns,
-        len(entry.body),
-        entry.ref,
-    )

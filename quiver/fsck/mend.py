@@ -3,50 +3,52 @@
 In this order, each step durable before the next, so that a crash in between leaves
 something that a second repair ends the same way::
 
-    damaged files set aside → segments → progress → checkpoint → floor → log set aside
+    losses on record → damaged files set aside → segments → progress → checkpoint → floor
+        → log set aside
 
-The floor comes before the log goes: from then on nothing asks the log any more.
+The losses come first: nothing is given up before the ledger says so.  The floor comes
+before the log goes: from then on nothing asks the log any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 from quiver.clock import Clock
 from quiver.contradictions import known_sequence
+from quiver.disk import quarantine
 from quiver.disk.disk import Disk
 from quiver.disk.lock import StoreLock
-from quiver.errors import Damage, LimitExceeded, QuiverError
-from quiver.format.crc import crc32
-from quiver.format.floor import FLOOR_PATH, Floor, encode_floor, gone_below
+from quiver.errors import Damage, QuiverError
+from quiver.fates import SegmentFate
+from quiver.format.floor import FLOOR_PATH, Floor, encode_floor
 from quiver.format.keys import KeyRecord
 from quiver.format.progress import Progress, SegmentProgress
-from quiver.format.record import LOST_ATTRIBUTE, BundleMeta
 from quiver.format.stage import STAGES
-from quiver.format.state import STATE_NAME, Checkpoint, Loss, encode_state
-from quiver.fsck.index import Place
+from quiver.format.state import STATE_NAME, Adoption, Loss, encode_state, index_ranges
 from quiver.fsck.look import Watch
 from quiver.fsck.repair import Plan
-from quiver.fsck.staged import committed_versions
-from quiver.ids import BundleRef
-from quiver.ledger import Ledger
-from quiver.replay import encoded_slots, entry_meta
+from quiver.keyruns import KeyRuns, remove_unlisted
+from quiver.ledger import DAMAGED, Ledger
+from quiver.losses import damage_losses, left_or_dropped
+from quiver.replay import build_segment, entry_meta, key_of, keys_in
 from quiver.segment.accumulator import OpenSegment
-from quiver.segment.info import QUARANTINE, SEGMENTS, segment_path
+from quiver.segment.info import SEGMENTS, segment_path
+from quiver.segment.segments import floor_of
 from quiver.segment.stage import publish_stage
 from quiver.segment.writer import write_segment
 from quiver.subscriber.progress import keep_progress, progress_file
-from quiver.survey import first_free
+from quiver.transactions import committed_versions
 from quiver.wal.files import CURSOR, DIRECTORY, NEW, SPARE, log_names
 
 NUMBERS_SKIPPED: Final = 1024
 """Segment numbers passed over when nobody knows which were given out last."""
 SEQUENCES_SKIPPED: Final = 1 << 20
 MAX_KEYS: Final = 65_536
-MAX_NAMESAKES: Final = 10_000
-REASON: Final = "damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +78,24 @@ class _Mending:
         self._aside: list[str] = []
         state = self._basics.known_state
         self._ledger = Ledger(state.losses, state.loss_totals)
-        self._names = {**self._names_in_segments(), **state.slots, **plan.found.index.names}
+        self._uuid = state.uuid or uuid.uuid4().hex
 
     def run(self) -> Mended:
         plan, disk = self._plan, self._disk
-        disk.mkdir(QUARANTINE)
         disk.mkdir(SEGMENTS)
         disk.fsync_dir("")
+        losses = self._record_losses()
         for seq in plan.to_set_aside:
             # What is written again takes the old file's place in one step.
             aside = self._copy_aside if seq in plan.to_write else self._move_aside
             aside(segment_path(seq))
         for seq in plan.to_write:
-            write_segment(disk, self._segment(seq), {v: k for k, v in self._names.items()})
+            write_segment(disk, self._segment(seq), {v: k for k, v in self._plan.names.items()})
         self._publish()
         for path in plan.staged_damage:
             self._move_aside(path)
-        losses = self._record_losses()
-        self._keep_state()
+        self._keep_progress()
+        self._keep_state(self._next_sequence(), adoption=None)
         self._keep_floor()
         if plan.set_log_aside:
             self._set_log_aside()
@@ -115,32 +117,12 @@ class _Mending:
         """Move a file to quarantine; fine if a repair before this one did."""
         if self._disk.stat_size(path) is None:
             return
-        target = self._free_name(path)
-        self._disk.rename(path, target)
-        # The new name first: a crash between may leave two names, never none.
-        self._disk.fsync_dir(QUARANTINE)
-        self._disk.fsync_dir(path.rpartition("/")[0])
-        self._aside.append(target)
+        self._aside.append(quarantine.move(self._disk, path))
 
     def _copy_aside(self, path: str) -> None:
-        """Copy a file that is about to be replaced, named after its content."""
-        try:
-            data = self._disk.read(path)
-        except FileNotFoundError:
-            return
-        copy = f"{QUARANTINE}/{path.rpartition('/')[2]}.{crc32(data):08x}"
-        self._disk.replace(copy, data)
-        self._aside.append(copy)
-
-    def _free_name(self, path: str) -> str:
-        base = f"{QUARANTINE}/{path.rpartition('/')[2]}"
-        target, count = base, 0
-        while self._disk.stat_size(target) is not None:
-            count += 1
-            if count > MAX_NAMESAKES:
-                raise LimitExceeded(f"quarantined files called {base}", count, MAX_NAMESAKES)
-            target = f"{base}.{count}"
-        return target
+        """Copy a file that is about to be replaced."""
+        if self._disk.stat_size(path) is not None:
+            self._aside.append(quarantine.copy(self._disk, path))
 
     def _set_log_aside(self) -> None:
         """Oldest first, so that what is left always ends where it did."""
@@ -155,19 +137,12 @@ class _Mending:
     # Segments
 
     def _segment(self, seq: int) -> OpenSegment:
-        """A segment from the log; a lost bundle leaves an empty one that nobody is given."""
-        segment = OpenSegment(seq)
-        places = self._plan.in_log[seq]
-        for index in range(max(places, default=-1) + 1):
-            place = places.get(index)
-            if place is None:
-                segment.append((), BundleMeta(attributes={LOST_ATTRIBUTE: REASON}))
-            else:
-                bundle = place.bundle()
-                segment.append(encoded_slots(bundle), entry_meta(bundle))
-        for _ in range(segment.bundle_count, self._plan.holdings.counts.get(seq, 0)):
-            segment.append((), BundleMeta(attributes={LOST_ATTRIBUTE: REASON}))
-        return segment
+        """A segment of what can be read; a lost bundle leaves an empty one nobody is given."""
+        bundles = self._plan.readable[seq]
+        fate = self._plan.inventory.fates[seq]
+        count = max(fate.count or 0, max(bundles, default=-1) + 1)
+        found = (bundles.get(index) for index in range(count))
+        return build_segment(seq, (None if one is None else one.content() for one in found))
 
     def _live(self) -> set[int]:
         published = {one.seq for one in self._plan.to_publish}
@@ -176,119 +151,155 @@ class _Mending:
     # Losses, and where the subscribers stand
 
     def _record_losses(self) -> tuple[Loss, ...]:
-        gaps = dict(self._plan.gaps)
-        for seq in self._plan.vanished:
-            gaps.setdefault(seq, [])
-        dropped = self._keep_progress(gaps)
-        losses = [
-            Loss(seq, len(lost), 0, REASON, self._clock.now_ns(), dropped.get(seq, {}))
-            for seq, lost in sorted(gaps.items())
-        ]
-        for lost in self._plan.unnamed:
-            seq = max((ref.segment_seq for ref in lost.refs), default=self._last_number())
-            count = max(0, (lost.bundles or 0) - len(lost.refs))
-            if seq not in gaps:
-                losses.append(Loss(seq, count, 0, REASON, self._clock.now_ns(), {}))
-        fresh = [loss for loss in losses if loss.segment_seq not in self._ledger]
-        for loss in fresh:
+        """Put on record, durably, what is about to be given up."""
+        plan, now = self._plan, self._clock.now_ns()
+        fates = plan.inventory.fates.values()
+        losses = list(damage_losses(fates, plan.found, self._ledger, now))
+        losses += self._unnamed_losses(now)
+        losses += self._forgotten_losses(now)
+        for loss in losses:
             self._ledger.record(loss)
-        return tuple(fresh)
+        # Not beyond the log's end yet: it is still there if a crash comes now.
+        log = plan.found.log
+        through = min(self._known, log.next_sequence) if log.files else self._known
+        if plan.rebuild_state is not None:
+            self._copy_aside(STATE_NAME)
+        for run in plan.damaged_runs:
+            self._move_aside(run.path)
+        self._keep_state(through, adoption=self._basics.known_state.adoption)
+        return tuple(losses)
 
-    def _last_number(self) -> int:
-        return max([0, *self._live()])
+    def _unnamed_losses(self, now: int) -> Iterator[Loss]:
+        """Losses of the log that can't be put down to bundles of a segment: for all that is
+        known, every subscriber had still to be given them."""
+        for lost in self._plan.unnamed:
+            seq = max((ref.segment_seq for ref in lost.refs), default=max([0, *self._live()]))
+            count = max(0, (lost.bundles or 0) - len(lost.refs))
+            waiting = dict.fromkeys(self._basics.progress, count) if count else {}
+            row = Loss(seq, count, 0, DAMAGED, now, waiting, indexes=(), exact=False)
+            # One that a repair recorded before it was interrupted is not counted again.
+            if all(replace(one, at_ns=now) != row for one in self._ledger.losses):
+                yield row
 
-    def _keep_progress(self, gaps: Mapping[int, list[int]]) -> dict[int, dict[str, int]]:
-        dropped: dict[int, dict[str, int]] = {}
+    def _forgotten_losses(self, now: int) -> Iterator[Loss]:
+        """The ledger was lost with the checkpoint: what segments still say of earlier losses.
+
+        Who had finished what is not known any more for those who are past the segment, so
+        these rows are upper bounds.  Rows that left no such gap are not known any more: a row
+        without a number says that there may have been some.
+        """
+        if self._plan.rebuild_state is None:
+            return
+        for seq in sorted(self._plan.kept):
+            reader = self._plan.found.files.open(seq)
+            indexes = [n for n in range(reader.info.bundle_count) if reader.meta(n).lost]
+            bits = sum(1 << index for index in indexes) & ~self._ledger.indexes(seq)
+            if bits:
+                waiting = {
+                    name: (left_or_dropped(progress, seq) & bits).bit_count()
+                    for name, progress in self._basics.progress.items()
+                }
+                yield Loss(
+                    seq,
+                    bits.bit_count(),
+                    0,
+                    DAMAGED,
+                    now,
+                    {name: count for name, count in waiting.items() if count},
+                    index_ranges(bits),
+                    exact=False,
+                )
+        unknown = Loss(0, 0, 0, DAMAGED, now, {}, indexes=(), exact=False)
+        if all(replace(one, at_ns=now) != unknown for one in self._ledger.losses):
+            yield unknown
+
+    def _keep_progress(self) -> None:
         for name, progress in self._basics.progress.items():
             if not isinstance(progress, Progress):
                 self._copy_aside(progress_file(name))
                 progress = Progress()
             entries = dict(progress.entries)
-            for seq, lost in gaps.items():
-                given_up = self._give_up(progress, entries, seq, lost)
-                if given_up:
-                    dropped.setdefault(seq, {})[name] = given_up
+            for fate in self._plan.inventory.fates.values():
+                if fate.lost and fate.exact:
+                    self._give_up(progress, entries, fate)
             keep_progress(self._disk, name, replace(progress, entries=entries))
-        return dropped
 
     def _give_up(
         self,
         progress: Progress,
         entries: dict[int, SegmentProgress],
-        seq: int,
-        lost: list[int],
-    ) -> int:
-        """Mark what is lost as dropped; how many of it this subscriber had left."""
-        entry = entries.get(seq)
-        if entry is None and seq < progress.oldest_incomplete:
-            return 0
-        count = self._plan.holdings.counts.get(seq, 0)
+        fate: SegmentFate,
+    ) -> None:
+        """Mark what is lost as dropped.
+
+        Also of a segment of which nothing is left: should a crash come before the floor says
+        so, these entries still tell how many bundles it had.
+        """
+        entry = entries.get(fate.seq)
+        if entry is None and fate.seq < progress.oldest_incomplete:
+            return
+        count = fate.count or 0
         old = entry or SegmentProgress(count, 0, 0)
-        bits = sum(1 << index for index in lost) & ~old.done
-        if seq not in self._live():
-            entries.pop(seq, None)
-        else:
-            entries[seq] = SegmentProgress(
-                max(count, old.bundle_count), old.done | bits, old.dropped | bits
-            )
-        return bits.bit_count()
+        bits = sum(1 << index for index in fate.lost) & ~old.done
+        entries[fate.seq] = SegmentProgress(
+            max(count, old.bundle_count), old.done | bits, old.dropped | bits
+        )
 
     # Small files
 
-    def _keep_state(self) -> None:
+    def _keep_state(self, through: int, adoption: Adoption | None) -> None:
         """The checkpoint, with the losses, and what only the old log knew."""
-        state = self._basics.known_state
-        if self._plan.rebuild_state is not None:
-            self._copy_aside(STATE_NAME)
-        keys = [*state.window, *self._keys()]
-        last = [held.ingestion_ts_ns or 0 for held in self._plan.holdings.bundles[-1:]]
-        state = Checkpoint(
-            through=self._next_sequence(),
-            last_ts=max([state.last_ts, self._plan.found.log.last_ts_ns, *last]),
-            slots=self._names,
+        found, state = self._plan.found, self._basics.known_state
+        keys = _latest([*self._basics.known_keys, *self._keys()])[-MAX_KEYS:]
+        last = [held.ingestion_ts_ns or 0 for held in self._plan.inventory.bundles[-1:]]
+        state = replace(
+            state,
+            through=through,
+            last_ts=max([state.last_ts, found.log.last_ts_ns, *last]),
+            slots=self._plan.names,
+            uuid=self._uuid,
             subscribers=tuple(sorted(self._basics.progress)),
             losses=self._ledger.losses,
             loss_totals=self._ledger.totals,
-            adoption=None,
-            window=tuple(_latest(keys)[-MAX_KEYS:]),
+            adoption=adoption,
+            keys=KeyRuns(self._disk, ()).cover(keys),
+            window=(),
             transactions=committed_versions(
-                state.transactions,
-                self._plan.found.index.commits,
-                self._plan.found.segments.infos.values(),
+                state.transactions, found.replay.commits, found.files.infos.values()
             ),
         )
         self._disk.replace(STATE_NAME, encode_state(state))
+        remove_unlisted(self._disk, state.keys)
+
+    @property
+    def _known(self) -> int:
+        """Behind every sequence that was durable once."""
+        found = self._plan.found
+        known = known_sequence(self._basics, found.files.infos.values())
+        return max(known, found.log.next_sequence)
 
     def _next_sequence(self) -> int:
-        found = self._plan.found
-        known = known_sequence(self._basics, list(found.segments.infos.values()))
-        following = max(known, found.log.next_sequence)
+        log = self._plan.found.log
         if not self._plan.set_log_aside:
-            return min(following, found.log.next_sequence) if found.log.files else following
-        return following + SEQUENCES_SKIPPED
+            return min(self._known, log.next_sequence) if log.files else self._known
+        return self._known + SEQUENCES_SKIPPED
 
     def _keep_floor(self) -> None:
-        plan, basics = self._plan, self._basics
+        plan = self._plan
         if plan.rebuild_floor is not None:
             self._copy_aside(FLOOR_PATH)
         live = self._live()
         unsealed = set() if plan.set_log_aside else self._unsealed()
-        committed = [commit.end_segment - 1 for commit in plan.found.index.commits]
-        following = first_free(basics, [*live, *plan.to_set_aside, *plan.in_log, *committed])
+        following = plan.found.first_free_segment([*live, *plan.readable])
         if plan.set_log_aside or plan.rebuild_floor is not None:
             following += NUMBERS_SKIPPED
-        sealed = min(unsealed, default=following)
         files = plan.found.log.files
         has_log = bool(files) and not plan.set_log_aside
         first = files[0].header.first_sequence if has_log else self._next_sequence()
-        floor = Floor(
-            following,
-            sealed,
-            gone_below(sealed, live),
-            has_log=has_log,
-            has_state=True,
-            log_first=first or 0,
+        before = replace(
+            self._basics.known_floor, has_log=has_log, has_state=True, log_first=first or 0
         )
+        floor = floor_of(before, next_segment=following, files=live, unsealed=unsealed)
         self._disk.replace(FLOOR_PATH, encode_floor(floor))
 
     def _unsealed(self) -> set[int]:
@@ -297,14 +308,14 @@ class _Mending:
         Without a floor nothing says which of them were deleted: those that all
         subscribers have finished.
         """
-        only_in_log = self._plan.in_log.keys() - set(self._plan.to_write)
-        waiting = {one.seq for one in self._plan.holdings.waiting if one.error is None}
+        only_in_log = self._plan.readable.keys() - set(self._plan.to_write)
+        waiting = {one.seq for one in self._plan.found.waiting.values() if one.error is None}
         return {seq for seq in only_in_log if not self._is_finished(seq)} | waiting
 
     def _is_finished(self, seq: int) -> bool:
         if isinstance(self._basics.floor, Floor):
             return False
-        known = list(self._plan.found.progress.values())
+        known = list(self._basics.known_progress.values())
         return (
             bool(known)
             and not self._plan.broken_progress
@@ -314,46 +325,17 @@ class _Mending:
     # What a lost checkpoint knew
 
     def _keys(self) -> Iterator[KeyRecord]:
-        if self._plan.rebuild_state is not None:
-            yield from self._keys_in_segments()
-        through = 0 if self._plan.rebuild_state is not None else self._basics.known_state.through
-        for place in self._plan.found.index.places:
+        forgotten = self._plan.rebuild_state is not None or bool(self._plan.damaged_runs)
+        if forgotten:
+            for seq in sorted(self._plan.kept):
+                yield from keys_in(self._plan.found.files.open(seq))
+        through = 0 if forgotten else self._basics.known_state.through
+        for place in self._plan.found.replay.places:
             if place.ref is not None and place.sequence >= through:
-                yield from _key_of(place, place.ref)
-
-    def _keys_in_segments(self) -> Iterator[KeyRecord]:
-        for seq in sorted(self._plan.kept):
-            reader = self._plan.found.segments.sound(seq)
-            if reader is None or reader.info.first_sequence is None:
-                continue
-            for index in range(len(reader)):
-                meta = reader.meta(index)
-                if meta.key is not None and meta.content_hash is not None:
-                    ref = BundleRef(seq, index)
-                    sequence, ts = meta.sequence or 0, meta.ingestion_ts_ns or 0
-                    yield KeyRecord(meta.key, meta.content_hash, ref, sequence, ts)
-
-    def _names_in_segments(self) -> dict[str, int]:
-        """The log entry that gave a slot its name may be among what is lost."""
-        names: dict[str, int] = {}
-        for seq in sorted(self._plan.kept):
-            reader = self._plan.found.segments.sound(seq)
-            for stream in reader.streams if reader is not None else ():
-                if stream.slot_name is not None:
-                    names[stream.slot_name] = stream.slot_id
-        return names
-
-
-def _key_of(place: Place, ref: BundleRef) -> Iterator[KeyRecord]:
-    try:
-        bundle = place.bundle()
-    except Damage:
-        return
-    extras = bundle.extras
-    if extras.key is not None and extras.content_hash is not None:
-        yield KeyRecord(
-            extras.key, extras.content_hash, ref, bundle.sequence, bundle.ingestion_ts_ns
-        )
+                with suppress(Damage):
+                    key = key_of(entry_meta(place.bundle()), place.ref)
+                    if key is not None:
+                        yield key
 
 
 def _latest(keys: list[KeyRecord]) -> list[KeyRecord]:

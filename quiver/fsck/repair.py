@@ -13,8 +13,8 @@ log of the Rust crate       the same, with anything else that is wrong there
 segment                     written again from the log if that has it; bundles that
                             are lost leave a gap that nobody is given
 segment floor               worked out from segments, log and progress
-checkpoint                  worked out from segments and log: names, keys; the
-                            ledger of earlier losses is lost with it
+checkpoint                  worked out from segments and log: names, keys, and of the
+                            ledger those losses that left a gap in a segment
 staged file                 set aside: its attempt has to be written again; of one that
                             is committed, the loss goes on record
 cursor                      removed: it is a hint
@@ -29,21 +29,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from quiver.alignment import Sealed
 from quiver.contradictions import contradictions
 from quiver.disk.disk import Disk
-from quiver.errors import Damage, QuiverError, UnsupportedVersion, WalCorrupt
+from quiver.errors import Damage, QuiverError, SegmentDamage, StateCorrupt, WalCorrupt
+from quiver.fates import Fate
 from quiver.format.floor import FLOOR_PATH, Floor
+from quiver.format.keys import KeyRun
 from quiver.format.progress import Progress
 from quiver.format.state import STATE_NAME, Checkpoint
-from quiver.fsck.held import Holdings, Lost, spans
-from quiver.fsck.holdings import hold
-from quiver.fsck.index import Place
+from quiver.fsck.inventory import BundleAt, Inventory, Lost, spans
 from quiver.fsck.look import Look, Watch, look
-from quiver.fsck.staged import Waiting
+from quiver.fsck.taking import take_inventory
 from quiver.fsck.verify import check_batches, find_problems
-from quiver.ids import BundleRef
+from quiver.ids import MAX_SLOTS, BundleRef
 from quiver.segment.info import segment_path
+from quiver.segment.stage import StageFile
 from quiver.subscriber.progress import progress_file
+from quiver.survey import Waiting
 from quiver.wal.files import CURSOR
 
 
@@ -64,26 +67,14 @@ class Plan:
 
     def __init__(self, disk: Disk, watch: Watch | None = None) -> None:
         self.found: Look = look(disk, watch=watch)
-        for seq in list(self.found.segments.infos):
-            self._check_batches(seq)
-        self.holdings: Holdings = hold(self.found)
-        self._refuse_newer()
-
-    def _check_batches(self, seq: int) -> None:
-        """A segment with a good checksum that Arrow can't read is damaged all the same."""
-        segments = self.found.segments
-        reader = segments.sound(seq)
-        if reader is not None and any(True for _ in check_batches(reader)):
-            segments.damaged[seq] = WalCorrupt(f"{reader.path}: Arrow can't read all of it.")
-
-    def _refuse_newer(self) -> None:
-        basics = self.found.basics
-        for one in (basics.floor, basics.state, *basics.progress.values()):
-            if isinstance(one, UnsupportedVersion):
-                raise one
-        for damage in self.found.segments.damaged.values():
-            if isinstance(damage, UnsupportedVersion):
-                raise damage
+        if self.found.newer:
+            raise self.found.newer[0]
+        files = self.found.files
+        for seq in files.sound:
+            # A segment with a good checksum that Arrow can't read is damaged all the same.
+            if any(True for _ in check_batches(files.open(seq))):
+                files.damaged[seq] = SegmentDamage(f"{segment_path(seq)}: Arrow can't read it.")
+        self.inventory: Inventory = take_inventory(self.found)
 
     # What is wrong
 
@@ -95,103 +86,116 @@ class Plan:
             return isinstance(found.basics.floor, Floor) and found.basics.floor.has_log
         if found.foreign:
             return self.is_needed
-        infos = list(found.segments.infos.values())
-        wrong = any(isinstance(one, WalCorrupt) for one in contradictions(found, infos))
-        return wrong or bool(found.log.damage or found.index.unreadable) or self._holes_in_log
-
-    @cached_property
-    def _holes_in_log(self) -> bool:
-        """Whether a segment that is only in the log lacks some of its bundles."""
-        return any(
-            seq not in self.to_set_aside and seq not in self._lost_staged and gaps
-            for seq, gaps in self.gaps.items()
-        )
+        reasons = contradictions(found, self.inventory.fates)
+        wrong = any(isinstance(one, WalCorrupt) for one in reasons)
+        return wrong or bool(found.log.damage or found.replay.unreadable)
 
     @cached_property
     def is_needed(self) -> bool:
         """Whether there is anything to repair at all."""
-        damaged = self.found.segments.damaged.keys() - self.unfinished
-        return bool(damaged) or any(True for _ in find_problems(self.found, self.holdings))
+        damaged = self.found.files.damaged.keys() - self.unfinished - self._deleted
+        return bool(damaged) or any(True for _ in find_problems(self.found, self.inventory))
+
+    @cached_property
+    def _deleted(self) -> set[int]:
+        """Numbers that rightly have no file; one that is left is removed by the next open."""
+        fates = self.inventory.fates.values()
+        return {one.seq for one in fates if one.fate is Fate.DELETED}
 
     @cached_property
     def unfinished(self) -> set[int]:
         """Segments the Rust crate was still writing: not damage, but in the way."""
-        paths = set(self.holdings.unfinished)
-        return {seq for seq in self.found.segments.damaged if segment_path(seq) in paths}
+        paths = set(self.inventory.unfinished)
+        return {seq for seq in self.found.files.damaged if segment_path(seq) in paths}
 
     @cached_property
     def to_set_aside(self) -> list[int]:
         """Segment files that can't stay."""
-        return sorted(self.found.segments.damaged)
+        return sorted(self.found.files.damaged)
 
     @cached_property
-    def staged_damage(self) -> dict[str, QuiverError]:
+    def staged_damage(self) -> dict[str, Damage]:
         """Staged files that can't stay, and why."""
-        damaged = {
-            path: one
-            for path, one in self.found.stages.files.items()
-            if isinstance(one, QuiverError)
-        }
-        return damaged | {
-            one.file.path: one.error for one in self.holdings.waiting if one.error is not None
-        }
+        files, waiting = self.found.stages.files, self.found.waiting.values()
+        damaged = {path: one for path, one in files.items() if isinstance(one, Damage)}
+        return damaged | {one.file.path: one.error for one in waiting if one.error is not None}
 
     @cached_property
     def to_publish(self) -> list[Waiting]:
         """Committed files to be made segments, since the log that says so is set aside."""
         if not self.set_log_aside:
             return []
-        return [one for one in self.holdings.waiting if one.error is None]
+        return [one for one in self.found.waiting.values() if one.error is None]
 
     @cached_property
-    def in_log(self) -> dict[int, dict[int, Place]]:
-        """Bundles that have to be read from the log, by segment and index."""
-        places: dict[int, dict[int, Place]] = defaultdict(dict)
-        for held in self.holdings.bundles:
-            if isinstance(held.source, Place):
-                places[held.ref.segment_seq][held.ref.bundle_index] = held.source
-        return places
+    def readable(self) -> dict[int, dict[int, BundleAt]]:
+        """Bundles of segments without a sound file, by segment and index."""
+        found: dict[int, dict[int, BundleAt]] = defaultdict(dict)
+        for held in self.inventory.bundles:
+            if not isinstance(held.source, Sealed):
+                found[held.ref.segment_seq][held.ref.bundle_index] = held
+        return found
 
     @cached_property
     def to_write(self) -> list[int]:
-        """Segments to be written from the log."""
+        """Segments to be written again, with what can be read of them."""
         if self.set_log_aside:
-            return sorted(self.in_log)
-        return sorted(seq for seq in self.in_log if seq in self.found.segments.damaged)
+            return sorted(self.readable)
+        lossy = {one.seq for one in self.inventory.fates.values() if one.fate is Fate.DAMAGED}
+        return sorted(self.readable.keys() & (lossy | self.found.files.damaged.keys()))
 
     @cached_property
     def gaps(self) -> dict[int, list[int]]:
-        """Bundles that are lost, by segment: what was there and isn't held."""
-        held: dict[int, set[int]] = defaultdict(set)
-        for seq, index in (*(one.ref for one in self.holdings.bundles), *self.holdings.voids):
-            held[seq].add(index)
-        gaps = {
-            seq: [index for index in range(count) if index not in held[seq]]
-            for seq, count in self.holdings.counts.items()
-        }
-        return {seq: missing for seq, missing in sorted(gaps.items()) if missing}
+        """Bundles that are lost, by segment."""
+        return {one.seq: one.lost for one in self.inventory.fates.values() if one.lost}
 
-    @cached_property
-    def vanished(self) -> list[int]:
-        """Segments of which nothing is left."""
-        lost = {*self.to_set_aside, *self.gaps, *self.holdings.vanished} - set(self.to_write)
-        return sorted(seq for seq in lost if seq not in self.kept and seq not in self.unfinished)
-
-    @cached_property
-    def _lost_staged(self) -> set[int]:
-        return {one.seq for one in self.holdings.waiting if one.error is not None}
+    @property
+    def _missing(self) -> list[int]:
+        """Segments that are not whole any more and have no file, damaged or staged."""
+        fates = self.inventory.fates.values()
+        staged = self.found.waiting
+        return [
+            one.seq
+            for one in fates
+            if one.fate is Fate.DAMAGED and one.error is None and one.seq not in staged
+        ]
 
     @cached_property
     def kept(self) -> set[int]:
         """Segments whose files stay as they are."""
-        return self.found.segments.infos.keys() - self.found.segments.damaged.keys()
+        return self.found.files.sound.keys() - self._deleted
+
+    @cached_property
+    def names(self) -> dict[str, int]:
+        """All slot names that anything here knows.
+
+        The log entry that gave a slot its name may be among what is lost, and an id that data is
+        kept under must not be given to another name: so segments, staged files and the log's own
+        bundles are asked as well.
+        """
+        found, names = self.found, dict[str, int]()
+        for stage in found.stages.files.values():
+            names.update(stage.slots if isinstance(stage, StageFile) else ())
+        for waiting in found.waiting.values():
+            names.update(waiting.info.slots if waiting.info is not None else ())
+        for seq, info in found.files.infos.items():
+            names.update(info.slots if seq not in self._deleted else ())
+        return {**names, **found.basics.known_state.slots, **found.replay.names}
+
+    @cached_property
+    def nameless(self) -> list[int]:
+        """Slots of bundles that are only in a log of 0.1.0, which named them in an entry that is
+        lost; or they never had a name, or the slot table is declared."""
+        known = set(self.names.values())
+        unnamed = self.found.replay.not_self_named
+        return [s for s in range(MAX_SLOTS) if unnamed >> s & 1 and s not in known]
 
     @property
     def unnamed(self) -> list[Lost]:
         """Losses of the log that can't be put down to a segment."""
         return [
             lost
-            for lost in self.holdings.lost
+            for lost in self.inventory.lost
             if lost.sequences is not None and lost.bundles != len(lost.refs)
         ]
 
@@ -205,6 +209,12 @@ class Plan:
         return broken
 
     @cached_property
+    def damaged_runs(self) -> dict[KeyRun, StateCorrupt]:
+        """Key runs that the checkpoint lists and that can't be read."""
+        runs = self.found.basics.runs
+        return {run: one for run, one in runs.items() if isinstance(one, StateCorrupt)}
+
+    @cached_property
     def rebuild_floor(self) -> Damage | None:
         return self._refused(FLOOR_PATH, self.found.basics.floor)
 
@@ -215,8 +225,7 @@ class Plan:
     def _refused(self, path: str, small: Floor | Checkpoint | Damage | None) -> Damage | None:
         if isinstance(small, Damage):
             return small
-        infos = list(self.found.segments.infos.values())
-        for problem in contradictions(self.found, infos):
+        for problem in contradictions(self.found, self.inventory.fates):
             if small is None and problem.details.get("file") == path:
                 return problem
         return None
@@ -229,16 +238,13 @@ class Plan:
         return list(self._actions()) if self.is_needed else []
 
     def _actions(self) -> Iterator[Action]:
-        damaged = self.found.segments.damaged
+        damaged = self.found.files.damaged
         for seq in self.to_set_aside:
             yield Action(segment_path(seq), _why(damaged[seq]), self._segment_action(seq))
         for path, error in self.staged_damage.items():
             yield Action(path, _why(error), "Set it aside.")
-        for seq in self.vanished:
-            if seq not in damaged:
-                count = len(self.gaps.get(seq, ()))
-                what = f"Record {f'its {count:,} bundles' if count else 'it'} as lost."
-                yield Action(segment_path(seq), "the file is missing", what)
+        for seq in self._missing:
+            yield Action(segment_path(seq), "the file is missing", self._segment_action(seq))
         if self.set_log_aside:
             yield from self._log_actions()
         if isinstance(self.found.basics.cursor, QuiverError):
@@ -248,39 +254,57 @@ class Plan:
             yield Action(FLOOR_PATH, _why(self.rebuild_floor), what)
         if self.rebuild_state is not None:
             what = (
-                "Work out names, keys and committed versions again, from what is left; earlier"
-                " entries of the loss ledger are lost."
+                "Work out names, keys, committed versions and the losses that segments show"
+                " again; other entries of the loss ledger are lost, and the store gets a new uuid."
             )
             yield Action(STATE_NAME, _why(self.rebuild_state), what)
+        yield from self._run_actions()
         for name, why in self.broken_progress.items():
             what = f"Subscriber {name!r} starts again at the earliest bundle; some come twice."
             yield Action(progress_file(name), why, what)
 
+    def _run_actions(self) -> Iterator[Action]:
+        for run, error in self.damaged_runs.items():
+            what = (
+                f"Set it aside. Its {run.count:,} idempotency keys (sequences {run.first:,} to"
+                f" {run.last:,}) are forgotten, except those that segments or the log have: a"
+                " repeat of one of them is stored as a new bundle."
+            )
+            yield Action(run.path, _why(error), what)
+
     def _segment_action(self, seq: int) -> str:
         if seq in self.unfinished:
             return "Set it aside: its bundles are in the log."
+        if seq in self._deleted:
+            return "Set it aside: it was deleted already."
         gaps = [BundleRef(seq, index) for index in self.gaps.get(seq, [])]
+        aside = "Set it aside. " if seq in self.found.files.damaged else ""
         if seq not in self.to_write:
-            lost = f"its {len(gaps):,} bundles" if gaps else "what was in it"
-            return f"Set it aside and record {lost} as lost."
+            most = "" if self.inventory.fates[seq].exact else "at most "
+            lost = f"{most}{len(gaps):,} bundles" if gaps else "what was in it"
+            return f"{aside}Record {lost} as lost."
         if gaps:
-            return f"Set it aside, write what the log has of it; {spans(gaps)} are lost."
-        return "Set it aside and write it again from the log, whole."
+            return f"{aside}Write what is left of it again; {spans(gaps)} are lost."
+        return f"{aside}Write it again from the log, whole."
 
     def _log_actions(self) -> Iterator[Action]:
-        bundles = sum(len(self.in_log[seq]) for seq in self.to_write)
+        bundles = sum(len(self.readable[seq]) for seq in self.to_write)
         files = len(self.found.log.files)
         what = (
             f"Write {bundles:,} bundles that are only in it into segments, set its"
             f" {files:,} file{'s' * (files != 1)} aside, begin a new one."
         )
-        costs = [lost for lost in self.holdings.lost if lost.sequences is not None]
+        costs = [lost for lost in self.inventory.lost if lost.sequences is not None]
         if not costs:
             yield Action("wal", "the log can't be gone on with", what)
         for lost in costs:
             where = lost.file if lost.offset is None else f"{lost.file} byte {lost.offset:,}"
             yield Action(where, f"{lost.reason}; {lost.what()}", what)
             what = "As above."
+        if self.nameless and costs:
+            slots = ", ".join(f"slot{slot}" for slot in self.nameless)
+            why = "slots have no name in what is left of the log"
+            yield Action("wal", why, f"Unless the slot table declares them, they read as {slots}.")
 
 
 def _why(error: QuiverError) -> str:

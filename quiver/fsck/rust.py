@@ -2,94 +2,96 @@
 
 from __future__ import annotations
 
-from quiver.alignment import Alignment, align, doubled, fallen_back, in_order, starts_at_zero
-from quiver.foreign import ForeignPlan, plan_entries, plan_refs
-from quiver.fsck.held import Holding, Holdings, Lost
+from quiver.adoption import align_foreign, foreign_count
+from quiver.alignment import (
+    Alignment,
+    Sealed,
+    doubled,
+    fallen_back,
+    starts_at_zero,
+)
+from quiver.fates import Fate, SegmentFate, intact_indexes
+from quiver.foreign import ForeignPlan, plan_refs
 from quiver.fsck.index import Place
-from quiver.ids import BundleRef
+from quiver.fsck.inventory import Inventory, Lost, Taking
 from quiver.segment.info import segment_path
-from quiver.survey import first_free
 from quiver.wal.contents import LogDamage, TornTail
 
 
-class RustHolding(Holding):
-    """A directory of the Rust crate: the cursor, and content, say what is where."""
+class RustTaking(Taking):
+    """A directory of the Rust crate."""
 
-    def work(self) -> Holdings:
-        self.check_segments()
+    def work(self) -> Inventory:
         found = self.found
-        cursor = found.basics.cursor if isinstance(found.basics.cursor, int) else None
-        entries = [place for place in found.index.places if place.ref is None]
-        segments = bool(found.segments.numbers or found.basics.progress)
-        plan = plan_entries(found.log, entries, cursor, segments=segments)
-        self.result.plan = plan
-        origins = self.origins(plan)
-        for sealed in self.files.values():
-            self.hold_segment(sealed, origins.entries)
+        entries = [place for place in found.replay.places if place.ref is None]
+        plan = self.result.plan = found.foreign_plan(entries)
+        sealed = {
+            seq: Sealed(seq, info.bundle_count, found.files.open)
+            for seq, info in found.files.sound.items()
+        }
+        origins = align_foreign(found, plan, sealed)
+        for seq, one in sealed.items():
+            readable = range(one.count)
+            self.result.fates[seq] = SegmentFate(seq, Fate.SEALED, one.count, True, readable)
+            self.add_segment(one, origins.entries)
         self._damaged_segments(plan, origins)
-        taken = self._from_log(plan)
-        if taken:
-            self.result.maybe_doubled = plan.doubtful or self._fallen_back(plan)
-        self._damaged_log(cursor if plan.doubtful is None else None)
+        if self._from_log(plan):
+            ordered = [sealed[seq] for seq in sorted(sealed)]
+            self.result.maybe_doubled = plan.doubtful or fallen_back(doubled(plan.entries, ordered))
+        self._damaged_log(plan)
         return self.finish()
-
-    def origins(self, plan: ForeignPlan[Place]) -> Alignment[Place]:
-        """The log entries of bundles that are in segments, or were."""
-        damaged = self.found.segments.damaged
-        listed = {*damaged, *(seq for one in self.progress for seq in one.entries)}
-        segments = in_order(self.files, damaged, {seq: self.count_of(seq) for seq in listed})
-        return align(plan.in_segments, segments, from_first=starts_at_zero(self.found.log))
 
     def _damaged_segments(self, plan: ForeignPlan[Place], origins: Alignment[Place]) -> None:
         # With every entry there ever was taken from the log, nothing can be missing.
         complete = len(plan.in_segments) == 0 and starts_at_zero(self.found.log)
-        for seq, damage in sorted(self.found.segments.damaged.items()):
+        for seq, damage in sorted(self.found.files.damaged.items()):
             if seq in origins.unfinished:
                 self.result.unfinished.append(segment_path(seq))
                 continue
             rebuilt = origins.of(seq)
             for ref, place in rebuilt.items():
-                self.hold_place(ref, place)
-            count = self.count_of(seq)
-            if count is None:
-                count = len(rebuilt) or None
-            self.result.counts[seq] = count or 0
-            missing: list[int] | None = None
-            if complete:
-                missing = []
-            elif count is not None:
-                missing = [i for i in range(count) if BundleRef(seq, i) not in rebuilt]
-            self.lose_segment(seq, missing, damage)
+                self.add_from_log(ref, place)
+            in_log = {ref.bundle_index for ref in rebuilt}
+            intact = intact_indexes(self.found, seq)
+            self.add_intact(seq, sorted(intact - in_log))
+            readable = in_log | intact
+            count = 0 if complete else foreign_count(self.found, seq)
+            if count is None and readable:
+                count = max(readable) + 1
+            whole = count is not None and len(readable) >= count
+            fate = Fate.REBUILD if whole and readable else Fate.DAMAGED
+            fates = self.result.fates
+            fates[seq] = SegmentFate(seq, fate, count, True, readable, damage)
+            self.lose(fates[seq], segment_path(seq), damage.message.rstrip("."))
 
     def _from_log(self, plan: ForeignPlan[Place]) -> int:
         adoption = self.found.basics.known_state.adoption
-        live = self.found.segments.numbers
-        first = first_free(self.found.basics, live) if adoption is None else adoption.first_segment
+        live = self.found.files.numbers
+        first = self.found.first_free_segment() if adoption is None else adoption.first_segment
         if adoption is not None and all(first + n in live for n in range(len(adoption.counts))):
             return 0  # all of it is in segments, the log was about to go
         taken = 0
+        fates = self.result.fates
         refs = plan_refs([place.body_length for place in plan.entries], first)
         for ref, place in zip(refs, plan.entries, strict=True):
-            self.result.counts.setdefault(ref.segment_seq, 0)
-            if ref.segment_seq not in self.files:
-                self.result.counts[ref.segment_seq] += 1
-                self.hold_place(ref, place)
+            if ref.segment_seq not in self.found.files.sound:
+                count = ref.bundle_index + 1
+                fates[ref.segment_seq] = SegmentFate(
+                    ref.segment_seq, Fate.IN_LOG, count, True, range(count)
+                )
+                self.add_from_log(ref, place)
                 taken += 1
         return taken
 
-    def _fallen_back(self, plan: ForeignPlan[Place]) -> str | None:
-        count = doubled(plan.entries, [self.files[seq] for seq in sorted(self.files)])
-        return fallen_back(count)
-
-    def _damaged_log(self, cursor: int | None) -> None:
-        log = self.found.log
+    def _damaged_log(self, plan: ForeignPlan[Place]) -> None:
+        log, cursor = self.found.log, self.found.basics.cursor
         starts = {file.path: file.header_shift for file in log.files}
         # Torn with sound entries behind it: what was there may well have been promised.
         inside = [torn for torn in log.torn_tails if torn.until is not None]
         stretches: list[LogDamage | TornTail] = [*log.damage, *inside]
         for bad in stretches:
             position = bad.offset + starts.get(bad.file, 0)
-            in_segments = cursor is not None and position < cursor
+            covered = plan.doubtful is None and isinstance(cursor, int) and position < cursor
             count = None if bad.until is None else max(0, bad.until - bad.sequence)
             self.result.lost.append(
                 Lost(
@@ -97,7 +99,7 @@ class RustHolding(Holding):
                     bad.reason,
                     bad.offset,
                     (bad.sequence, bad.until),
-                    bundles=0 if in_segments else count,
+                    bundles=0 if covered else count,
                 )
             )
         self.lose_unreadable()

@@ -8,20 +8,22 @@ from dataclasses import dataclass
 
 from quiver.clock import Clock
 from quiver.disk.disk import Disk
+from quiver.disk.quarantine import QUARANTINE
 from quiver.errors import QuiverError
+from quiver.fates import Fate, SegmentFate
 from quiver.format.floor import FLOOR_PATH
+from quiver.format.keys import KEYS
 from quiver.format.progress import Progress
 from quiver.format.stage import STAGES
 from quiver.format.state import STATE_NAME, AppRecord, Loss
-from quiver.fsck.held import Held, Holdings, outcome
-from quiver.fsck.holdings import survey_holdings
-from quiver.fsck.index import Place
+from quiver.fsck.inventory import BundleAt, Inventory, outcome
 from quiver.fsck.look import Look
-from quiver.fsck.staged import committed_versions
-from quiver.fsck.verify import find_notes, find_problems
+from quiver.fsck.taking import look_and_take
+from quiver.fsck.verify import find_newer, find_notes, find_problems, staged_attempts
 from quiver.ids import BundleRef
-from quiver.segment.info import QUARANTINE, SEGMENTS
+from quiver.segment.info import SEGMENTS
 from quiver.subscriber.progress import progress_file
+from quiver.transactions import committed_versions
 from quiver.wal.files import DIRECTORY
 
 
@@ -46,7 +48,7 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRow:
-    """A segment. ``state``: sealed, damaged, in log, committed (staged, no segment yet)."""
+    """A segment. ``state``: sealed, damaged, in log, deleted, committed (not a file yet)."""
 
     segment: int
     state: str
@@ -108,55 +110,54 @@ class Summary:
     files: tuple[FileRow, ...]
     problems: tuple[str, ...]
     notes: tuple[str, ...]
+    newer: tuple[str, ...]
 
     @property
     def sound(self) -> bool:
-        return not self.problems
+        return not (self.problems or self.newer)
 
 
 def summarize(disk: Disk, clock: Clock) -> Summary:
     """Look and count."""
-    found, holdings = survey_holdings(disk, check=False)
-    sizes = {held.ref: _size(held) for held in holdings.bundles}
+    found, inventory = look_and_take(disk, check=False)
+    sizes = {held.ref: _size(held) for held in inventory.bundles}
     files = tuple(_files(disk))
     return Summary(
         written_by="the Rust crate" if found.foreign else "Quiver",
-        bundles=len(holdings.bundles),
-        lost_bundles=holdings.lost_bundles,
+        bundles=len(inventory.bundles),
+        lost_bundles=inventory.lost_bundles,
         rows=sum(rows for rows, _ in sizes.values()),
         bytes=sum(row.bytes for row in files),
-        slots={**found.basics.known_state.slots, **found.index.names},
+        slots={**found.basics.known_state.slots, **found.replay.names},
         log=tuple(_log(found)),
-        segments=tuple(_segments(found, holdings, sizes)),
+        segments=tuple(_segments(found, inventory, sizes)),
         stages=tuple(_stages(found)),
         transactions=committed_versions(
-            found.basics.known_state.transactions, found.index.commits, ()
+            found.basics.known_state.transactions, found.replay.commits
         ),
         subscribers=tuple(
-            _subscriber(name, progress, holdings, sizes, clock)
+            _subscriber(name, progress, inventory, sizes, clock)
             for name, progress in found.basics.progress.items()
         ),
         losses=found.basics.known_state.losses,
         files=files,
-        problems=tuple(problem.describe() for problem in find_problems(found, holdings)),
-        notes=tuple(find_notes(found, holdings)),
+        problems=tuple(problem.describe() for problem in find_problems(found, inventory)),
+        notes=tuple(find_notes(found, inventory)),
+        newer=tuple(find_newer(found)),
     )
 
 
-def _size(held: Held) -> tuple[int, int]:
+def _size(held: BundleAt) -> tuple[int, int]:
     """Rows and bytes of a bundle; what can't be read counts as nothing."""
     try:
-        if isinstance(held.source, Place):
-            blocks = held.source.bundle().slots
-            return sum(b.rows for b in blocks), sum(len(b.payload) for b in blocks)
-        meta = held.source.open().meta(held.ref.bundle_index)
+        meta = held.meta()
         return meta.rows, meta.nbytes
     except (QuiverError, FileNotFoundError):
         return 0, 0
 
 
 def _files(disk: Disk) -> Iterator[FileRow]:
-    for folder in ("", DIRECTORY, SEGMENTS, STAGES, QUARANTINE):
+    for folder in ("", DIRECTORY, SEGMENTS, STAGES, KEYS, QUARANTINE):
         for name in disk.listdir(folder):
             path = f"{folder}/{name}" if folder else name
             size = disk.stat_size(path)
@@ -189,33 +190,31 @@ def _log(found: Look) -> Iterator[LogRow]:
 
 
 def _stages(found: Look) -> Iterator[StageRow]:
-    for key, files in sorted(found.stages.attempts.items()):
+    for one in staged_attempts(found):
         yield StageRow(
-            *key,
-            "finished" if files[-1].label.last else "writing",
-            sum(file.bundles for file in files),
-            sum(file.rows for file in files),
-            sum(file.length for file in files),
-            files[-1].label.ts,
+            *one.key,
+            str(one.state),
+            sum(file.bundles for file in one.files),
+            sum(file.rows for file in one.files),
+            sum(file.length for file in one.files),
+            one.files[-1].label.ts,
         )
 
 
 def _segments(
-    found: Look, holdings: Holdings, sizes: dict[BundleRef, tuple[int, int]]
+    found: Look, inventory: Inventory, sizes: dict[BundleRef, tuple[int, int]]
 ) -> Iterator[SegmentRow]:
-    rows: dict[int, list[Held]] = {}
-    for held in holdings.bundles:
+    rows: dict[int, list[BundleAt]] = {}
+    for held in inventory.bundles:
         rows.setdefault(held.ref.segment_seq, []).append(held)
-    waiting = {one.seq: "committed" for one in holdings.waiting}
-    for seq in sorted({*rows, *found.segments.numbers}):
+    for seq in sorted({*rows, *found.files.numbers}):
         bundles = rows.get(seq, [])
-        info = found.segments.infos.get(seq)
-        damaged = seq in found.segments.damaged
+        info = found.files.infos.get(seq)
         sequences = [held.sequence for held in bundles if held.sequence is not None]
         times = [held.ingestion_ts_ns for held in bundles if held.ingestion_ts_ns is not None]
         yield SegmentRow(
             seq,
-            "damaged" if damaged else "sealed" if info is not None else waiting.get(seq, "in log"),
+            _state(inventory.fates.get(seq)),
             len(bundles),
             sum(sizes[held.ref][0] for held in bundles),
             info.file_bytes if info else sum(sizes[held.ref][1] for held in bundles),
@@ -226,14 +225,20 @@ def _segments(
         )
 
 
+def _state(fate: SegmentFate | None) -> str:
+    if fate is None or fate.error is not None:
+        return "damaged"
+    return "in log" if fate.fate is Fate.REBUILD else str(fate.fate)
+
+
 def _subscriber(
     name: str,
     progress: Progress | QuiverError,
-    holdings: Holdings,
+    inventory: Inventory,
     sizes: dict[BundleRef, tuple[int, int]],
     clock: Clock,
 ) -> SubscriberRow:
-    standing = [(held, outcome(progress, held.ref)) for held in holdings.bundles]
+    standing = [(held, outcome(progress, held.ref)) for held in inventory.bundles]
     pending = [held for held, what in standing if what == "pending"]
     first = next((h.ingestion_ts_ns for h in pending if h.ingestion_ts_ns is not None), None)
     return SubscriberRow(

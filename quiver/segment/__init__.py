@@ -8,7 +8,9 @@ A segment's life:
    again: temporary name, fsync, rename, directory fsync, read-only;
 3. *read*: :class:`SegmentReader` maps the file, checks it once, and hands out batches that
    lie in the mapping;
-4. *gone*: :class:`Catalog` unlinks it, or moves it to ``quarantine/`` if it is damaged.
+4. *gone*: its file is deleted, or moved to ``quarantine/`` if it is damaged.
+
+Where each segment is, :class:`Segments` knows, and nobody else.
 
 ===============  ==========================================================================
 ``accumulator``  the open segment
@@ -16,22 +18,26 @@ A segment's life:
 ``writer``       from open to sealed
 ``source``       a sealed file's bytes, mapped or read on demand
 ``reader``       bundles out of a sealed file
-``catalog``      which segments there are, and the readers kept open
+``view``         how a segment is read, wherever it is
+``closing``      when a segment is full, and why one was closed
+``salvage``      what of a damaged file is intact
+``segments``     the owner of segment numbers: where each is, and the floor
 ===============  ==========================================================================
 """
 
 from quiver.segment.accumulator import OpenSegment
-from quiver.segment.catalog import Catalog, Quarantined
 from quiver.segment.info import SegmentInfo, segment_path
 from quiver.segment.reader import SegmentReader, load_info
+from quiver.segment.segments import Segments
+from quiver.segment.view import SegmentView
 from quiver.segment.writer import write_segment
 
 __all__ = [
-    "Catalog",
     "OpenSegment",
-    "Quarantined",
     "SegmentInfo",
     "SegmentReader",
+    "SegmentView",
+    "Segments",
     "load_info",
     "segment_path",
     "write_segment",

@@ -7,7 +7,7 @@ newest bundles away again, before anybody was told of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,6 +47,8 @@ class OpenSegment:
         self.seq = seq
         self.opened_at = opened_at
         self.nbytes = 0
+        self.visible = 0
+        """How many bundles may be shown: the owner counts them when they are durable."""
         self._bundles: list[Bundle] = []
         self._streams: list[Stream] = []
         self._ids: dict[_StreamKey, int] = {}
@@ -55,6 +57,11 @@ class OpenSegment:
     @property
     def bundle_count(self) -> int:
         return len(self._bundles)
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of the newest bundle; -1 without one."""
+        return (self._bundles[-1].meta.sequence or 0) if self._bundles else -1
 
     @property
     def stream_count(self) -> int:
@@ -124,8 +131,21 @@ class OpenSegment:
     def meta(self, index: int) -> BundleMeta:
         return self._bundle(index).meta
 
-    def slots(self, index: int) -> list[EncodedSlot]:
-        return list(self._bundle(index).slots)
+    def slot_ids(self, index: int) -> list[int]:
+        return sorted(slot.slot for slot in self._bundle(index).slots)
+
+    def encoded(self, index: int, slots: Collection[int] | None = None) -> list[EncodedSlot]:
+        """A bundle as it came in; of ``slots``, those that it has."""
+        return [one for one in self._bundle(index).slots if slots is None or one.slot in slots]
+
+    def check(self, index: int) -> None:
+        """What is in memory is as it was put."""
+
+    def schemas(self) -> Iterator[tuple[int, bytes, pa.Schema]]:
+        """Slot, schema hash and schema of each stream."""
+        for stream in tuple(self._streams):
+            for batch in stream.batches[:1]:
+                yield stream.slot, batch.schema.schema_hash, batch.schema.schema
 
     def read(
         self,

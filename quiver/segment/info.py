@@ -12,7 +12,6 @@ from quiver.format.segment import Footer, StreamEntry, Summary
 from quiver.format.stage import Transaction
 
 SEGMENTS: Final = "segments"
-QUARANTINE: Final = "quarantine"
 SUFFIX: Final = ".qseg"
 TMP_SUFFIX: Final = ".tmp"
 
@@ -61,6 +60,13 @@ class SegmentInfo:
     """Ids of the others: slots put by number, and those of the Rust crate."""
     transaction: Transaction | None = None
     """The one it was committed with, if any."""
+    last_store_ts: int | None = None
+    """Newest store time of its bundles, where that is recorded."""
+
+    @property
+    def aged_from_ns(self) -> int | None:
+        """What its age counts from: store time, or where none was recorded ingestion time."""
+        return self.last_ts if self.last_store_ts is None else self.last_store_ts
 
     @classmethod
     def of(
@@ -81,6 +87,7 @@ class SegmentInfo:
             tuple(sorted(named)),
             tuple(sorted(unnamed)),
             summary.transaction,
+            summary.last_store_ts,
         )
 
     @classmethod

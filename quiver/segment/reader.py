@@ -1,7 +1,16 @@
 """Bundles out of a sealed file.
 
-The file is checked once, when it is opened; from then on a read is a look into the
-manifest and one call to Arrow per slot.  Batches lie in the mapping: nothing is copied.
+There are two ways to read them:
+
+* *always verified*: each batch is read into memory, verified by the checksums of its blocks
+  and then handed out (:mod:`quiver.segment.verified`).  A file without block checksums, one
+  of before there were any or of the Rust crate, is read into memory as a whole and summed,
+  each time it is opened;
+* *verified once*: the file is summed when it is opened.  From then on a read is a look into
+  the manifest and one call to Arrow per slot, and batches lie in the mapping, if it is
+  mapped: nothing is copied, and bytes that rot later are not noticed.
+
+Directory and manifest are verified at every open, if the file has a guard for them.
 """
 
 from __future__ import annotations
@@ -15,13 +24,19 @@ import pyarrow as pa
 
 from quiver.disk.disk import Disk
 from quiver.errors import (
+    BundleGone,
     Damage,
+    QuiverError,
     SegmentChecksum,
     SegmentInvalidIpc,
     SegmentTruncated,
     SlotNotInBundle,
     StreamNotFound,
+    UnsupportedVersion,
 )
+from quiver.format.blocks import find_mismatch
+from quiver.format.crc import crc32
+from quiver.format.guard import SEAL_SIZE, Seal, decode_seal
 from quiver.format.ipc import EncodedBatch, column_indices, encode_batch
 from quiver.format.ipc_file import FileMessages, IpcFile
 from quiver.format.manifest import Manifest, SlotRef, stamp_manifest
@@ -41,7 +56,8 @@ from quiver.format.segment import (
 )
 from quiver.format.stage import StageLabel
 from quiver.segment.info import SegmentInfo, segment_path
-from quiver.segment.source import FileReader, MappedSource, ReadSource, Source
+from quiver.segment.source import FileReader, MappedSource, MemorySource, ReadSource, Source
+from quiver.segment.verified import VerifiedChunks, head_pieces, parse_head
 
 ReadMode: TypeAlias = Literal["mmap", "pread"]
 
@@ -61,7 +77,7 @@ _ARROW_ERRORS: Final = (
 
 
 def load_info(disk: Disk, seq: int) -> SegmentInfo:
-    """What a start needs to know: reads footer and directory, checks no checksum."""
+    """What a start needs to know: reads footer and directory, and sums only those."""
     path = segment_path(seq)
     with _located(path, seq):
         _check_size(disk, path)
@@ -73,7 +89,8 @@ def stream_schemas(
 ) -> Iterator[tuple[int, bytes, pa.Schema | None]]:
     """The slot, schema hash and schema of each stream; no schema where the hash is ``known``.
 
-    Reads footers only, and checks no checksum: good for a look, not for data.
+    Reads no batches.  Where a stream has no checksums of its own, what is read is good for
+    a look only.
     """
     path = segment_path(seq)
     with _located(path, seq):
@@ -85,7 +102,7 @@ def stream_schemas(
                 yield entry.slot_id, digest, None
                 continue
             try:
-                schema = source.open_file(entry.byte_offset, entry.byte_length, _ALL).schema
+                schema = _schema_of(source, entry)
             except _ARROW_ERRORS as error:
                 raise SegmentInvalidIpc(
                     f"Arrow can't read stream {entry.stream_id}: {error}."
@@ -93,24 +110,42 @@ def stream_schemas(
             yield entry.slot_id, digest or SchemaMessage.of(schema).schema_hash, schema
 
 
+def _schema_of(source: ReadSource, entry: StreamEntry) -> pa.Schema:
+    if entry.head_sums is None:
+        return source.open_file(entry.byte_offset, entry.byte_length, _ALL).schema
+    piece = head_pieces(entry)[0]
+    data = source.bytes(piece.offset, piece.length)
+    if find_mismatch(data, piece.sums) is not None:
+        raise SegmentChecksum(
+            f"stream {entry.stream_id}: its schema at byte {piece.offset:,} is damaged.",
+            offset=piece.offset,
+        )
+    return parse_head(data).schema
+
+
 class SegmentReader:
     """One sealed segment. Reads may run in any number of threads."""
 
-    def __init__(self, source: Source, seq: int, path: str, *, staged: bool = False) -> None:
+    def __init__(
+        self, source: Source, seq: int, path: str, *, staged: bool = False, always: bool = False
+    ) -> None:
         """Use :meth:`open`."""
         tail = _Tail(source)
         footer = tail.footer
-        manifest = source.bytes(footer.manifest_offset, footer.manifest_length)
+        manifest = tail.manifest(source)
         self.seq: Final = seq
         self.path: Final = path
         self.info: Final = tail.info(seq, staged=staged)
         self.label: Final = tail.label
         self.crc: Final = tail.crc
         self.streams: Final = tail.streams
-        self._manifest_at = (footer.manifest_offset, footer.manifest_length)
-        self.source: Final = source
+        self._manifest_data = manifest
         self._entries = {entry.stream_id: entry for entry in tail.streams}
         self._manifest = Manifest(manifest, footer.bundle_count)
+        self._verified: VerifiedChunks | None = None
+        if always and isinstance(source, ReadSource) and self._manifest.has_sums and tail.sealed:
+            self._verified = VerifiedChunks(source, self._manifest, self._entries)
+        self.source: Final = source
         self.bundle_count: Final = footer.bundle_count
         self._lock = threading.Lock()
         self._readers: dict[int, FileReader] = {}
@@ -120,16 +155,39 @@ class SegmentReader:
 
     @classmethod
     def open(
-        cls, disk: Disk, seq: int, *, mode: ReadMode = "mmap", verify: bool = True
+        cls,
+        disk: Disk,
+        seq: int,
+        *,
+        mode: ReadMode = "pread",
+        verify: bool = True,
+        always: bool = False,
     ) -> SegmentReader:
-        """Open a segment; every way it can be damaged is an error of its own."""
+        """Open a segment; every way it can be damaged is an error of its own.
+
+        ``verify``: sum up the whole file first.  ``always``: verify each read instead; a
+        file that has no checksums for that is read into memory.
+        """
         path = segment_path(seq)
         with _located(path, seq):
-            _check_size(disk, path)
-            source: Source = (MappedSource if mode == "mmap" else ReadSource)(disk, path)
-            if verify:
-                _verify(source)
-            return cls(source, seq, path)
+            if always:
+                return cls._open_verified(disk, seq, path)
+            return cls(_source(disk, path, mode, verify=verify), seq, path)
+
+    @classmethod
+    def _open_verified(
+        cls, disk: Disk, seq: int, path: str, length: int | None = None, *, staged: bool = False
+    ) -> SegmentReader:
+        _check_size(disk, path)
+        source = ReadSource(disk, path, length)
+        _check_length(source, length)
+        reader = cls(source, seq, path, staged=staged, always=True)
+        if reader._verified is not None:
+            return reader
+        memory = source.whole()
+        source.close()
+        _verify(memory)
+        return cls(memory, seq, path, staged=staged)
 
     @classmethod
     def open_staged(
@@ -139,27 +197,23 @@ class SegmentReader:
         length: int | None = None,
         *,
         seq: int = 0,
-        mode: ReadMode = "pread",
         verify: bool = True,
+        always: bool = False,
     ) -> SegmentReader:
         """Open a staged file: all of it, or what was there before its end was appended.
 
-        ``seq`` is the number that it will have as a segment, if that is known.
+        ``seq`` is the number that it will have as a segment, if that is known.  ``verify``
+        and ``always`` as for a segment.
         """
         with _located(path, seq):
-            _check_size(disk, path)
-            source: Source = (MappedSource if mode == "mmap" else ReadSource)(disk, path, length)
-            if length is not None and source.size < length:
-                raise SegmentTruncated(f"it has {source.size:,} bytes, and should have {length:,}.")
-            if verify:
-                _verify(source)
-            return cls(source, seq, path, staged=True)
+            if always:
+                return cls._open_verified(disk, seq, path, length, staged=True)
+            return cls(_source(disk, path, "pread", length, verify=verify), seq, path, staged=True)
 
     def stamped_manifest(self, sequence: int, ts: int) -> IpcFile:
         """A staged file's manifest, as the segment that it becomes will have it."""
         with _located(self.path, self.seq):
-            data = self.source.bytes(*self._manifest_at)
-            return stamp_manifest(data, len(self), sequence, ts)
+            return stamp_manifest(self._manifest_data, len(self), sequence, ts)
 
     def close(self) -> None:
         """Let go of a file that is not mapped; nothing is read from it any more."""
@@ -173,6 +227,31 @@ class SegmentReader:
 
     def __len__(self) -> int:
         return self.bundle_count
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the file that are kept in memory, not counting a mapping."""
+        return self.source.size if type(self.source) is MemorySource else 0
+
+    @property
+    def verifies(self) -> bool:
+        """Whether each read is verified, or comes from memory that was."""
+        return self._verified is not None or self.held_bytes > 0
+
+    @property
+    def visible(self) -> int:
+        """All of them: what is in a file is durable."""
+        return self.bundle_count
+
+    def slot_ids(self, index: int) -> list[int]:
+        """Which slots a bundle has, ascending."""
+        return sorted(ref.slot_id for ref in self._manifest.refs(index))
+
+    def schemas(self) -> Iterator[tuple[int, bytes, pa.Schema]]:
+        """Slot, schema hash and schema of each stream."""
+        for entry in self.streams:
+            schema = self.stream_schema(entry.stream_id)
+            yield entry.slot_id, SchemaMessage.of(schema).schema_hash, schema
 
     def slot_refs(self, index: int) -> list[SlotRef]:
         """Which slots a bundle has, and where they are."""
@@ -205,11 +284,8 @@ class SegmentReader:
         for at in manifest.places(index):
             slot = manifest.slots[at]
             if slots is None or slot in slots:
-                stream, chunk = manifest.streams[at], manifest.chunks[at]
-                if columns is None:
-                    found[slot] = self._batch(stream, chunk)
-                else:
-                    found[slot] = self._some_columns(stream, chunk, columns.get(slot))
+                wanted = None if columns is None else columns.get(slot)
+                found[slot] = self._some_columns(index, at, wanted)
         return found
 
     def read_slot(
@@ -219,7 +295,7 @@ class SegmentReader:
         manifest = self._manifest
         for at in manifest.places(index):
             if manifest.slots[at] == slot:
-                return self._some_columns(manifest.streams[at], manifest.chunks[at], columns)
+                return self._some_columns(index, at, columns)
         raise SlotNotInBundle(
             f"bundle {self.seq}.{index} has no slot {slot}.",
             file=self.path,
@@ -230,19 +306,41 @@ class SegmentReader:
     def encoded(self, index: int, slots: Collection[int] | None = None) -> list[EncodedSlot]:
         """A bundle as it would come in again: to send it on, repair a store, or adopt one."""
         manifest = self._manifest
-        slot_of, stream_of, chunk_of = manifest.slots, manifest.streams, manifest.chunks
+        slot_of, stream_of = manifest.slots, manifest.streams
         return [
             EncodedSlot(
                 slot_of[at],
                 self._entry(stream_of[at]).schema_fingerprint,
-                self._encoded_batch(stream_of[at], chunk_of[at]),
+                self._encoded_batch(index, at),
             )
             for at in manifest.places(index)
             if slots is None or slot_of[at] in slots
         ]
 
-    def _encoded_batch(self, stream_id: int, chunk: int) -> EncodedBatch:
+    def check(self, index: int) -> None:
+        """Raise if a bundle's bytes are not as they were written; does nothing where reads
+        aren't verified."""
+        verified, manifest = self._verified, self._manifest
+        if verified is None:
+            return
+        for at in manifest.places(index):
+            try:
+                verified.check(index, at)
+            except Damage as damage:
+                raise locate(damage, self.path, self.seq) from None
+            except _ARROW_ERRORS as error:
+                raise self._unreadable(manifest.streams[at], manifest.chunks[at], error) from error
+
+    def _encoded_batch(self, index: int, at: int) -> EncodedBatch:
         """A batch's message, as the file has it where that can be."""
+        stream_id, chunk = self._manifest.streams[at], self._manifest.chunks[at]
+        if self._verified is not None:
+            try:
+                return self._verified.encoded(index, at)
+            except Damage as damage:
+                raise locate(damage, self.path, self.seq) from None
+            except _ARROW_ERRORS as error:
+                raise self._unreadable(stream_id, chunk, error) from error
         found = None
         try:
             messages = self._messages.get(stream_id)
@@ -257,7 +355,17 @@ class SegmentReader:
             raise self._unreadable(stream_id, chunk, error) from error
         return encode_batch(self._batch(stream_id, chunk)) if found is None else found
 
-    def stream_reader(self, stream_id: int) -> FileReader:
+    def stream_schema(self, stream_id: int) -> pa.Schema:
+        """The schema of a stream's batches."""
+        if self._verified is None:
+            return self._stream_reader(stream_id).schema
+        try:
+            self._entry(stream_id)
+            return self._verified.schema(stream_id)
+        except Damage as damage:
+            raise locate(damage, self.path, self.seq) from None
+
+    def _stream_reader(self, stream_id: int) -> FileReader:
         """A whole stream as an Arrow file reader; kept, since opening costs more than reading."""
         found = self._readers.get(stream_id)
         if found is not None:
@@ -270,18 +378,28 @@ class SegmentReader:
     def _batch(self, stream_id: int, chunk: int) -> pa.RecordBatch:
         get = self._getters.get(stream_id)
         if get is None:
-            get = self._getters[stream_id] = self.stream_reader(stream_id).get_batch
+            get = self._getters[stream_id] = self._stream_reader(stream_id).get_batch
         try:
             return get(chunk)
         except _ARROW_ERRORS as error:
             raise self._unreadable(stream_id, chunk, error) from error
 
-    def _some_columns(
-        self, stream_id: int, chunk: int, columns: Sequence[str] | None
-    ) -> pa.RecordBatch:
+    def _some_columns(self, index: int, at: int, columns: Sequence[str] | None) -> pa.RecordBatch:
+        verified = self._verified
+        stream_id, chunk = self._manifest.streams[at], self._manifest.chunks[at]
+        if verified is not None:
+            try:
+                if columns is None:
+                    return verified.batch(index, at, stream_id)
+                return verified.columns(index, at, columns)
+            except Damage as damage:
+                raise locate(damage, self.path, self.seq) from None
+            except _ARROW_ERRORS as error:
+                self._entry(stream_id)
+                raise self._unreadable(stream_id, chunk, error) from error
         if columns is None:
             return self._batch(stream_id, chunk)
-        wanted = column_indices(self.stream_reader(stream_id).schema, columns)
+        wanted = column_indices(self._stream_reader(stream_id).schema, columns)
         if not wanted:
             return self._batch(stream_id, chunk).select([])
         fields = tuple(sorted(set(wanted)))
@@ -316,7 +434,11 @@ class SegmentReader:
             raise self._invalid(f"Arrow can't read stream {stream_id}: {error}.") from error
         return reader
 
-    def _unreadable(self, stream_id: int, chunk: int, error: Exception) -> SegmentInvalidIpc:
+    def _unreadable(self, stream_id: int, chunk: int, error: Exception) -> QuiverError:
+        if isinstance(error, FileNotFoundError):
+            return BundleGone(
+                f"{self.path} was deleted while it was read.", outcome="deleted", segment=self.seq
+            )
         return self._invalid(f"Arrow can't read batch {chunk} of stream {stream_id}: {error}.")
 
     def _entry(self, stream_id: int) -> StreamEntry:
@@ -341,16 +463,31 @@ class _Tail:
         self._size = source.size
         length = min(source.size, TAIL_SIZE)
         tail = source.bytes(source.size - length, length).to_pybytes()
-        self.footer: Final[Footer] = decode_footer(tail, source.size)
+        self.seal: Final = _seal_in(tail)
+        self.footer: Final[Footer] = _footer_in(tail, source, self.seal)
         if self.footer.directory_length > MAX_DIRECTORY_BYTES:
             raise SegmentInvalidIpc(
                 f"a directory of {self.footer.directory_length:,} bytes is not read."
             )
         directory = source.bytes(self.footer.directory_offset, self.footer.directory_length)
+        if self.seal is not None:
+            start, crc = self.footer.directory_offset, self.seal.directory_crc
+            _check_table("directory", directory, start, crc)
         self.streams: list[StreamEntry]
         self._summary: Summary | None
         self.streams, self._summary = decode_directory(directory, self.footer)
         self.crc = stored_crc(tail)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the tables were verified, or will be."""
+        return self.seal is not None
+
+    def manifest(self, source: Source) -> pa.Buffer:
+        data = source.bytes(self.footer.manifest_offset, self.footer.manifest_length)
+        if self.seal is not None:
+            _check_table("manifest", data, self.footer.manifest_offset, self.seal.manifest_crc)
+        return data
 
     @property
     def label(self) -> StageLabel | None:
@@ -360,6 +497,75 @@ class _Tail:
         return SegmentInfo.read(
             seq, self._size, self.footer, self.streams, self._summary, staged=staged
         )
+
+
+def _seal_in(tail: bytes) -> Seal | None:
+    """The seal before the footer; ``None`` in a file without a guard, or if it is damaged."""
+    end = len(tail) - MIN_SIZE
+    return decode_seal(tail[max(end - SEAL_SIZE, 0) : end])
+
+
+def _footer_in(tail: bytes, source: Source, seal: Seal | None) -> Footer:
+    """The footer, which agrees with the seal; an unknown version only if no byte is damaged."""
+    try:
+        footer = decode_footer(tail, source.size)
+    except UnsupportedVersion:
+        # Only the file's checksum tells a newer version from a version that has rotted.
+        _verify(source)
+        raise
+    if seal is not None and footer != sealed_footer(seal):
+        raise _footer_damaged(source)
+    return footer
+
+
+def sealed_footer(seal: Seal) -> Footer:
+    """The footer of the file that a seal is of."""
+    return Footer(
+        stream_count=seal.stream_count,
+        bundle_count=seal.bundle_count,
+        directory_offset=seal.directory_offset,
+        directory_length=seal.directory_length,
+        manifest_offset=seal.directory_offset + seal.directory_length,
+        manifest_length=seal.manifest_length,
+    )
+
+
+def _footer_damaged(source: Source) -> SegmentChecksum:
+    offset = source.size - MIN_SIZE
+    return SegmentChecksum(
+        f"the footer at byte {offset:,} doesn't agree with its seal.", offset=offset
+    )
+
+
+def _check_table(what: str, data: pa.Buffer, offset: int, stored: int) -> None:
+    found = crc32(data)
+    if found != stored:
+        raise SegmentChecksum(
+            f"the {what} at byte {offset:,} sums to {found:08x}, it should be {stored:08x}.",
+            offset=offset,
+            stored=stored,
+            found=found,
+        )
+
+
+def _source(
+    disk: Disk, path: str, mode: ReadMode, length: int | None = None, *, verify: bool
+) -> Source:
+    """The file's bytes, summed first if that is wanted: nothing is mapped before that."""
+    _check_size(disk, path)
+    source = ReadSource(disk, path, length)
+    _check_length(source, length)
+    if verify:
+        _verify(source)
+    if mode == "pread":
+        return source
+    source.close()
+    return MappedSource(disk, path, length)
+
+
+def _check_length(source: Source, length: int | None) -> None:
+    if length is not None and source.size < length:
+        raise SegmentTruncated(f"it has {source.size:,} bytes, and should have {length:,}.")
 
 
 def _check_size(disk: Disk, path: str) -> None:
@@ -386,7 +592,13 @@ def _located(path: str, seq: int) -> Iterator[None]:
     """Say in each error which file it is about; the codecs below know no files."""
     try:
         yield
-    except Damage as error:
-        error.message = f"{path}: {error.message}"
-        error.details.update(file=path, segment=seq)
+    except (Damage, UnsupportedVersion) as error:
+        locate(error, path, seq)
         raise
+
+
+def locate(error: QuiverError, path: str, seq: int) -> QuiverError:
+    """The error, with the file it is about."""
+    error.message = f"{path}: {error.message}"
+    error.details.update(file=path, segment=seq)
+    return error

@@ -146,6 +146,7 @@ def _append_tail(disk: Disk, commit: Commit, seq: int, file: CommittedFile) -> S
         last_sequence=commit.sequence,
         first_ts=commit.ts,
         last_ts=commit.ts,
+        last_store_ts=commit.store_ts,
         segment=seq,
         transaction=commit.transaction,
     )

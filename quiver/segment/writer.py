@@ -1,7 +1,8 @@
 """From open to sealed: lay a segment out, write it, and only then give it its name.
 
 The batches are on hand as messages with their checksums, so laying out is bookkeeping:
-nothing is encoded again and no byte is summed twice.
+nothing is encoded again, and only messages of more than one block are summed once more,
+block by block.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import pyarrow as pa
 
 from quiver.disk.disk import Disk
 from quiver.errors import LimitExceeded, QuiverError
+from quiver.format.blocks import Chunk
 from quiver.format.crc import crc32, crc32_combine
+from quiver.format.guard import Seal, add_parity, encode_sums, front_length
 from quiver.format.ipc_file import FileBuilder, IpcFile
 from quiver.format.manifest import encode_manifest
 from quiver.format.record import BundleMeta
@@ -26,7 +29,7 @@ from quiver.format.segment import (
     Summary,
     encode_directory,
 )
-from quiver.format.stage import StageLabel
+from quiver.format.stage import StageLabel, Transaction
 from quiver.segment.accumulator import OpenSegment, Stream
 from quiver.segment.info import SEGMENTS, TMP_SUFFIX, SegmentInfo, segment_path
 
@@ -72,9 +75,17 @@ class Pieces:
         self.crc = crc32_combine(self.crc, file.crc, file.size)
 
 
-def write_segment(disk: Disk, segment: OpenSegment, slot_names: Mapping[int, str]) -> SegmentInfo:
-    """Write a segment so that after a crash it is there whole, or not at all."""
-    layout = lay_out(segment, slot_names)
+def write_segment(
+    disk: Disk,
+    segment: OpenSegment,
+    slot_names: Mapping[int, str],
+    transaction: Transaction | None = None,
+) -> SegmentInfo:
+    """Write a segment so that after a crash it is there whole, or not at all.
+
+    ``transaction`` is the one it was committed with, if it is written a second time.
+    """
+    layout = lay_out(segment, slot_names, transaction=transaction)
     path = segment_path(segment.seq)
     write_whole(disk, path, layout.buffers)
     disk.fsync_dir(SEGMENTS)
@@ -98,7 +109,10 @@ def write_whole(disk: Disk, path: str, buffers: Sequence[bytes | pa.Buffer]) -> 
 
 
 def lay_out(
-    segment: OpenSegment, slot_names: Mapping[int, str], label: StageLabel | None = None
+    segment: OpenSegment,
+    slot_names: Mapping[int, str],
+    label: StageLabel | None = None,
+    transaction: Transaction | None = None,
 ) -> Layout:
     """The file's bytes. The same bundles always give the same file.
 
@@ -106,6 +120,7 @@ def lay_out(
     """
     pieces = Pieces()
     entries = []
+    chunks: list[list[Chunk]] = []
     for stream_id, stream in enumerate(segment.streams):
         pieces.align(STREAM_ALIGNMENT)
         file = _stream_file(stream)
@@ -120,13 +135,23 @@ def lay_out(
                 chunk_count=len(stream.batches),
                 slot_name=slot_names.get(stream.slot),
                 schema_hash=stream.batches[0].schema.schema_hash,
+                head_lengths=file.head_lengths,
+                head_sums=file.head_sums,
+                tail_length=file.tail_length,
+                tail_sums=file.tail_sums,
             )
         )
+        start = pieces.size
+        chunks.append([chunk._replace(offset=start + chunk.offset) for chunk in file.chunks])
         pieces.add_file(file)
     summary = _summarize(segment.seq, [bundle.meta for bundle in segment.bundles])
     if label is not None:
         summary = replace(summary, segment=None, stage=label)
-    manifest = encode_manifest([(bundle.refs, bundle.meta) for bundle in segment.bundles])
+    elif transaction is not None:
+        summary = replace(summary, transaction=transaction)
+    bundles = segment.bundles
+    placed = [[chunks[ref.stream_id][ref.chunk_index] for ref in one.refs] for one in bundles]
+    manifest = encode_manifest([(one.refs, one.meta) for one in bundles], placed)
     add_tail(pieces, entries, summary, manifest)
     return Layout(pieces.buffers, pieces.size, summary, entries)
 
@@ -134,18 +159,35 @@ def lay_out(
 def add_tail(
     pieces: Pieces, entries: Sequence[StreamEntry], summary: Summary, manifest: IpcFile
 ) -> None:
-    """What makes the streams before it a file: directory, manifest, footer, trailer."""
+    """What makes the streams before it a file: the tables with their guard, footer, trailer."""
     directory = encode_directory(entries, summary)
+    start = pieces.size + front_length(directory.size + manifest.size)
     footer = Footer(
         stream_count=len(entries),
         bundle_count=summary.bundles,
-        directory_offset=pieces.size,
+        directory_offset=start,
         directory_length=_bounded("segment directory bytes", directory.size),
-        manifest_offset=pieces.size + directory.size,
+        manifest_offset=start + directory.size,
         manifest_length=_bounded("segment manifest bytes", manifest.size),
     )
+    data = b"".join(bytes(part) for part in (*directory.buffers, *manifest.buffers))
+    tables = add_parity(data)
+    sums = encode_sums(tables)
+    seal = Seal(
+        stream_count=footer.stream_count,
+        bundle_count=footer.bundle_count,
+        directory_offset=start,
+        directory_length=directory.size,
+        manifest_length=manifest.size,
+        directory_crc=directory.crc,
+        manifest_crc=manifest.crc,
+        sums_crc=crc32(sums),
+    )
+    guard = sums + seal.encode()
+    pieces.add_bytes(guard)
     pieces.add_file(directory)
     pieces.add_file(manifest)
+    pieces.add_bytes(tables[len(data) :] + guard)
     pieces.add_bytes(footer.encode(pieces.crc))
 
 
@@ -162,6 +204,7 @@ def _stream_file(stream: Stream) -> IpcFile:
 def _summarize(seq: int, metas: Sequence[BundleMeta]) -> Summary:
     sequences = [meta.sequence for meta in metas if meta.sequence is not None]
     times = [meta.ingestion_ts_ns for meta in metas if meta.ingestion_ts_ns is not None]
+    store_times = [meta.store_ts_ns for meta in metas if meta.store_ts_ns is not None]
     return Summary(
         bundles=len(metas),
         rows=sum(meta.rows for meta in metas),
@@ -170,6 +213,7 @@ def _summarize(seq: int, metas: Sequence[BundleMeta]) -> Summary:
         last_sequence=max(sequences, default=None),
         first_ts=min(times, default=None),
         last_ts=max(times, default=None),
+        last_store_ts=max(store_times, default=None),
         segment=seq,
     )
 

@@ -36,6 +36,8 @@ class Resolver(Protocol):
 
     def reject(self, ref: BundleRef, reason: str) -> Outcome: ...
 
+    def hand_over(self, ref: BundleRef, where: str) -> Outcome: ...
+
     def defer(self, ref: BundleRef, delay: float) -> Outcome:
         """Give the bundle back, to be delivered again after ``delay`` seconds."""
         ...
@@ -139,10 +141,17 @@ class ClaimedBundle:
         return self._outcome
 
     def reject(self, reason: str = "") -> Outcome:
-        """It can never be dealt with: recorded as dropped, not delivered again."""
+        """It can never be dealt with: dropped, on record in the ledger, not delivered again."""
         if not self._outcome.final:
             self._mine()
             self._outcome = self._resolver.reject(self.ref, reason)
+        return self._outcome
+
+    def hand_over(self, where: str) -> Outcome:
+        """It is durable in another stream: dropped here, and no entry of the ledger."""
+        if not self._outcome.final:
+            self._mine()
+            self._outcome = self._resolver.hand_over(self.ref, where)
         return self._outcome
 
     def defer(self, delay: float = 0.0) -> Outcome:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from quiver.config import CorruptProgress
+from quiver.disk import quarantine
 from quiver.disk.disk import TMP_SUFFIX, Disk
-from quiver.errors import ProgressCorrupt, QuiverError, UnsupportedVersion
-from quiver.format.crc import crc32
+from quiver.errors import ProgressCorrupt, UnsupportedVersion
 from quiver.format.progress import (
     Progress,
     decode_progress,
@@ -28,7 +28,6 @@ from quiver.ids import BundleRef
 from quiver.subscriber.state import EARLIEST, SubscriberState
 
 FILE_PREFIX: Final = "quiver.sub."
-QUARANTINE: Final = "quarantine"
 
 # Any name that fits, reserved ones too: a file that is there holds data, whoever made it.
 _FILE_NAME: Final = re.compile(re.escape(FILE_PREFIX) + r"([A-Za-z0-9_-]{1,64})")
@@ -39,16 +38,13 @@ class Recovered:
     """A subscriber's state at start-up, and what is worth telling about it.
 
     ``problem`` is set when the policy had to decide, and ``copy`` names where the damaged
-    file went.  ``missing`` are segments the file calls unfinished that are not here, with
-    the number of bundles not done.
+    file went.
     """
 
     name: str
     state: SubscriberState
     problem: ProgressCorrupt | None = None
     copy: str | None = None
-    missing: Mapping[int, int] = field(default_factory=dict)
-    unknown_flags: int = 0
 
 
 def progress_file(name: str) -> str:
@@ -57,51 +53,53 @@ def progress_file(name: str) -> str:
 
 
 def scan_progress(
-    disk: Disk, known: Iterable[str] = ()
-) -> dict[str, Progress | ProgressCorrupt | UnsupportedVersion]:
-    """Every subscriber with a file or among the ``known`` names, with what its file says."""
-    found = (_FILE_NAME.fullmatch(entry) for entry in disk.listdir(""))
-    names = {match[1] for match in found if match} | set(known)
-    return {name: _read(disk, name) for name in sorted(names)}
+    disk: Disk, known: Iterable[str] = (), *, newer: list[UnsupportedVersion] | None = None
+) -> dict[str, Progress | ProgressCorrupt]:
+    """Every subscriber with a file or among the ``known`` names, with what its file says.
+
+    A file of a newer version goes into ``newer``, or is raised: no policy applies to it,
+    since it isn't damaged.
+    """
+    matches = (_FILE_NAME.fullmatch(entry) for entry in disk.listdir(""))
+    names = {match[1] for match in matches if match} | set(known)
+    found: dict[str, Progress | ProgressCorrupt] = {}
+    for name in sorted(names):
+        try:
+            found[name] = _read(disk, name)
+        except UnsupportedVersion as error:
+            if newer is None:
+                raise
+            newer.append(error)
+    return found
 
 
-def _read(disk: Disk, name: str) -> Progress | ProgressCorrupt | UnsupportedVersion:
+def _read(disk: Disk, name: str) -> Progress | ProgressCorrupt:
     file = progress_file(name)
     try:
         return decode_progress(disk.read(file), file=file, subscriber=name)
     except FileNotFoundError:
         return progress_corrupt(file, "it is missing, but its subscriber is known")
-    except (ProgressCorrupt, UnsupportedVersion) as problem:
+    except ProgressCorrupt as problem:
         return problem
 
 
 def recover(
     disk: Disk,
     name: str,
-    scanned: Progress | QuiverError,
+    scanned: Progress | ProgressCorrupt,
     totals: Mapping[int, int],
     *,
     policy: CorruptProgress,
     latest: BundleRef,
 ) -> Recovered:
-    """The state to go on with, given the segments that are here and their bundle counts.
-
-    A file of a newer version is refused under every policy: it isn't damaged.
-    """
+    """The state to go on with, given the segments that are here and their bundle counts."""
     if isinstance(scanned, Progress):
         try:
             state = SubscriberState.restore(scanned, totals, file=progress_file(name))
         except ProgressCorrupt as problem:
             return _start_over(disk, name, problem, totals, policy, latest)
-        return Recovered(
-            name,
-            state,
-            missing=_missing(scanned, totals),
-            unknown_flags=scanned.unknown_flags,
-        )
-    if isinstance(scanned, ProgressCorrupt):
-        return _start_over(disk, name, scanned, totals, policy, latest)
-    raise scanned
+        return Recovered(name, state)
+    return _start_over(disk, name, scanned, totals, policy, latest)
 
 
 def _start_over(
@@ -120,15 +118,6 @@ def _start_over(
     return Recovered(name, state, problem, set_aside(disk, name))
 
 
-def _missing(progress: Progress, totals: Mapping[int, int]) -> dict[int, int]:
-    left = {
-        segment_seq: entry.bundle_count - entry.done.bit_count()
-        for segment_seq, entry in progress.entries.items()
-        if segment_seq not in totals
-    }
-    return {segment_seq: count for segment_seq, count in left.items() if count}
-
-
 def set_aside(disk: Disk, name: str) -> str | None:
     """Copy a damaged file into quarantine; where to, or ``None`` if there is no file.
 
@@ -137,14 +126,9 @@ def set_aside(disk: Disk, name: str) -> str | None:
     """
     file = progress_file(name)
     try:
-        data = disk.read(file)
+        return quarantine.copy(disk, file)
     except FileNotFoundError:
         return None
-    copy = f"{QUARANTINE}/{file}.{crc32(data):08x}"
-    disk.mkdir(QUARANTINE)
-    disk.fsync_dir("")
-    disk.replace(copy, data)
-    return copy
 
 
 def keep_progress(disk: Disk, name: str, progress: Progress) -> None:

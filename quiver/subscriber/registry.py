@@ -8,12 +8,13 @@ own.  A put only needs the last two, each for a moment.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
+from typing import Protocol
 
 from quiver.config import CorruptProgress
 from quiver.disk.disk import Disk
-from quiver.errors import InvalidInput, QuiverError, UnknownSubscriber
+from quiver.errors import InvalidInput, ProgressCorrupt, QuiverError, UnknownSubscriber
 from quiver.format.progress import Progress
 from quiver.ids import BundleRef, subscriber_id
 from quiver.subscriber.progress import Recovered, recover, remove_leftovers
@@ -21,43 +22,61 @@ from quiver.subscriber.state import EARLIEST, SubscriberState
 from quiver.subscriber.subscriber import Status, Subscriber
 
 
-class Registry:
-    """Knows every subscriber, also those that are away: they hold their data."""
+class Shown(Protocol):
+    """What the owner of segment numbers says about what is shown."""
 
-    def __init__(self, disk: Disk, *, policy: CorruptProgress = "fail") -> None:
+    def visible(self) -> list[tuple[int, int]]:
+        """Every segment with how many of its bundles are shown, oldest first."""
+        ...
+
+    @property
+    def growing(self) -> int:
+        """The lowest number that may still get visible bundles."""
+        ...
+
+    @property
+    def end(self) -> BundleRef:
+        """The position behind everything that is shown."""
+        ...
+
+
+class Registry:
+    """Knows every subscriber, also those that are away: they hold their data.
+
+    Which bundles there are it asks the owner of segment numbers.  What changes the answer is
+    done inside :meth:`show`, :meth:`retire` or :meth:`drop_segment`, under the same lock
+    under which a new subscriber is made: nobody misses a segment, and nobody gets one that
+    is about to go.
+    """
+
+    def __init__(self, disk: Disk, segments: Shown, *, policy: CorruptProgress = "fail") -> None:
         self._disk = disk
+        self._segments = segments
         self._policy: CorruptProgress = policy
         self._membership = threading.Lock()
         self._lock = threading.Lock()
         self._subscribers: dict[str, Subscriber] = {}
-        self._totals: dict[int, int] = {}  # visible bundles of each segment
-        self._open_segment = 0
+        self._open_segment = 0  # the owner's `growing`, as the subscribers were last told
         self._activated = False
         self._changes_of_gone = 0
         self._shut: QuiverError | None = None
 
     # Start-up: load, register, activate
 
-    def load(
-        self,
-        scanned: Mapping[str, Progress | QuiverError],
-        totals: Mapping[int, int],
-        open_segment: int,
-    ) -> list[Recovered]:
+    def load(self, scanned: Mapping[str, Progress | ProgressCorrupt]) -> list[Recovered]:
         """Take over what :func:`~quiver.subscriber.progress.scan_progress` found.
 
-        ``totals`` are the segments that are here with their bundle counts.  The answer
-        tells what the policy had to decide; without a policy that decides, it raises.
+        The answer tells what the policy had to decide; without a policy that decides, it
+        raises.
         """
-        latest = BundleRef(open_segment, totals.get(open_segment, 0))
+        totals, latest = dict(self._segments.visible()), self._segments.end
         recovered = [
             recover(self._disk, name, what, totals, policy=self._policy, latest=latest)
             for name, what in scanned.items()
         ]
         remove_leftovers(self._disk)
         with self._lock:
-            self._totals = dict(totals)
-            self._open_segment = open_segment
+            self._open_segment = latest.segment_seq
             for one in recovered:
                 durable = one.problem is None
                 self._subscribers[one.name] = Subscriber(
@@ -89,8 +108,8 @@ class Registry:
 
     def _new(self, name: str, start: BundleRef) -> Subscriber:
         state = SubscriberState(start)
-        for segment_seq in sorted(self._totals):
-            state.observe(segment_seq, self._totals[segment_seq])
+        for segment_seq, visible in self._segments.visible():
+            state.observe(segment_seq, visible)
         return Subscriber(self._disk, name, state, Status.KNOWN, durable=False)
 
     def activate(self) -> list[str]:
@@ -147,6 +166,10 @@ class Registry:
         with self._lock:
             return [self._subscribers[name] for name in sorted(self._subscribers)]
 
+    def chosen(self, names: Iterable[str] | None) -> list[Subscriber]:
+        """These; without ``names`` all of them."""
+        return self.subscribers() if names is None else [self.get(name) for name in names]
+
     def orphans(self) -> list[str]:
         """Names of the subscribers that hold data and have nobody to take it."""
         return [one.name for one in self.subscribers() if one.status is Status.ORPHAN]
@@ -160,47 +183,41 @@ class Registry:
 
     # Segments that come and go
 
-    def observe(self, segment_seq: int, visible: int) -> None:
-        """``visible`` bundles of this segment can be delivered now: tell everyone."""
-        self.observe_together({segment_seq: visible})
+    def show(self, change: Callable[[], Mapping[int, int]]) -> None:
+        """Make a change of the owner's that shows more, and tell everyone.
 
-    def observe_together(self, visible: Mapping[int, int], open_segment: int = 0) -> None:
-        """The same for several segments, and :meth:`advance_open` behind it: whoever looks
-        sees all of this, or nothing of it."""
-        with self._lock:
-            for segment_seq, count in visible.items():
-                self._totals[segment_seq] = max(count, self._totals.get(segment_seq, 0))
-                for subscriber in self._subscribers.values():
-                    subscriber.observe(segment_seq, count)
-            if open_segment:
-                self._advance(open_segment)
-
-    def advance_open(self, open_segment: int) -> None:
-        """No segment below this number gets visible bundles any more; never goes back.
-
-        Call it only after :meth:`observe` was told the final counts: what lies below and
-        was never seen counts as finished.
+        The change answers how many bundles of which segments are shown now.  Whoever looks
+        sees all of it, or nothing of it.  The counts are told before the open segment moves
+        on: what lies below that and was never seen counts as finished.
         """
         with self._lock:
-            self._advance(open_segment)
+            for segment_seq, count in change().items():
+                for subscriber in self._subscribers.values():
+                    subscriber.observe(segment_seq, count)
+            before, self._open_segment = self._open_segment, self._segments.growing
+            for subscriber in self._subscribers.values():
+                subscriber.advance_open(before, self._open_segment)
 
-    def _advance(self, open_segment: int) -> None:
-        before, self._open_segment = self._open_segment, max(self._open_segment, open_segment)
-        for subscriber in self._subscribers.values():
-            subscriber.advance_open(before, self._open_segment)
-
-    def drop_segment(self, segment_seq: int, total: int) -> dict[str, int]:
+    def drop_segment(
+        self, segment_seq: int, total: int, hide: Callable[[int], None]
+    ) -> dict[str, int]:
         """Retention gives this segment up: bundles dropped by subscriber, where any were.
 
         Durable after the next :meth:`flush`; only then may the file be deleted.
         """
         with self._lock:
-            self._totals.pop(segment_seq, None)  # whoever registers now doesn't get it
+            hide(segment_seq)  # whoever registers now doesn't get it
             subscribers = list(self._subscribers.values())
         dropped = {one.name: one.drop_segment(segment_seq, total) for one in subscribers}
         return {name: count for name, count in dropped.items() if count}
 
-    def retire(self, segment_seq: int, total: int) -> bool:
+    def drop_bundles(self, segment_seq: int, indexes: Collection[int]) -> None:
+        """These bundles are lost, the rest of their segment isn't: for whoever has no outcome
+        of them yet, they are dropped.  Durable after the next :meth:`flush`."""
+        for subscriber in self.subscribers():
+            subscriber.drop_bundles(segment_seq, indexes)
+
+    def retire(self, segment_seq: int, total: int, hide: Callable[[int], None]) -> bool:
         """If everyone has finished this segment, make sure that nobody comes back to it.
 
         Between the look and the deletion somebody could seek back or register; so both
@@ -212,15 +229,12 @@ class Registry:
                 return False
             for state in states:
                 state.drop_segment(segment_seq, total)
-            self._totals.pop(segment_seq, None)
+            hide(segment_seq)
         return True
 
     def forget(self, segment_seq: int) -> dict[str, int]:
         """The segment has been deleted; the bundles it cost, empty if all was in order."""
-        with self._lock:
-            self._totals.pop(segment_seq, None)
-            subscribers = list(self._subscribers.values())
-        given_up = {one.name: one.forget(segment_seq) for one in subscribers}
+        given_up = {one.name: one.forget(segment_seq) for one in self.subscribers()}
         return {name: count for name, count in given_up.items() if count}
 
     # Questions
@@ -228,7 +242,7 @@ class Registry:
     def visible(self) -> list[tuple[int, int]]:
         """Every segment with how many of its bundles can be delivered, oldest first."""
         with self._lock:
-            return sorted(self._totals.items())
+            return self._segments.visible()
 
     @property
     def end(self) -> BundleRef:
@@ -238,7 +252,7 @@ class Registry:
         even if a later one can be read already.
         """
         with self._lock:
-            return BundleRef(self._open_segment, self._totals.get(self._open_segment, 0))
+            return self._segments.end
 
     @property
     def changes(self) -> int:
@@ -256,6 +270,10 @@ class Registry:
         """Has everyone finished this segment? Without any subscriber nothing is finished."""
         subscribers = self.subscribers()
         return bool(subscribers) and all(one.is_complete(segment_seq, total) for one in subscribers)
+
+    def unfinished_in(self, segment_seq: int, total: int) -> dict[str, int]:
+        """The bundles of a segment that each subscriber has not finished, as bitmaps."""
+        return {one.name: one.unfinished_in(segment_seq, total) for one in self.subscribers()}
 
     def is_followed(self, segment_seq: int, total: int) -> bool:
         """Is everyone close behind: done with a part of this segment at least?"""
@@ -283,11 +301,12 @@ class Registry:
         return [one.name for one in self.subscribers() if one.dirty]
 
     def flush(self, names: Iterable[str] | None = None) -> int:
-        """Make outcomes durable, of all or of some; how many files were written.
+        """Make outcomes durable, of all or of some; how many files were written.  Rejects that are
+        not in the ledger yet are not in the files either.
 
         One that fails doesn't keep the others from trying; the first error is raised then.
         """
-        chosen = self.subscribers() if names is None else [self.get(name) for name in names]
+        chosen = self.chosen(names)
         written = 0
         first_error: QuiverError | None = None
         for subscriber in chosen:

@@ -4,7 +4,7 @@
 
                  claim               ack
     pending ─────────────► claimed ───────► acked
-       ▲                      │    reject
+       ▲                      │ reject, drop
        └──────── release ─────┴───────────► dropped
 
 ``acked`` and ``dropped`` are final as long as the segment lives; only :meth:`seek
@@ -15,6 +15,10 @@ Each segment has two bitmaps, *free* (pending) and *done*; what is visible and n
 claimed.  Two sorted lists name the segments that have something free and those that have
 something unfinished, so finished segments cost nothing however many there are.
 
+A reject is *unrecorded* until the loss ledger has it, durably.  Until then no snapshot says
+that its bundle is done: a crash makes it pending again, and never leaves a bundle that was
+rejected and is on no record.
+
 ``start`` is the position everything begins at: bundles below it are done as soon as they
 are seen.  New subscribers, resumed ones (``oldest_incomplete`` of their file) and those
 that seek all use it.
@@ -23,7 +27,7 @@ that seek all use it.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -57,9 +61,10 @@ class Order(StrEnum):
 
 
 class _Segment:
-    """``left`` counts what isn't done; a ``condemned`` segment is about to be deleted."""
+    """``left`` counts what isn't done; a ``condemned`` segment is about to be deleted;
+    ``unrecorded`` are rejects that the ledger doesn't have yet."""
 
-    __slots__ = ("condemned", "count", "done", "dropped", "free", "left")
+    __slots__ = ("condemned", "count", "done", "dropped", "free", "left", "unrecorded")
 
     def __init__(self) -> None:
         self.count = 0
@@ -67,6 +72,7 @@ class _Segment:
         self.done = 0
         self.dropped = 0
         self.left = 0
+        self.unrecorded = 0
         self.condemned = False
 
     @property
@@ -83,6 +89,7 @@ class SubscriberState:
         self._ready: list[int] = []  # segments with something free, sorted
         self._unfinished: list[int] = []  # segments with something not done, sorted
         self._marked: set[int] = set()  # segments with something done
+        self._unrecorded: set[int] = set()  # segments with rejects that are on no record
         self._void: set[BundleRef] = set()  # claims whose bundle was dropped meanwhile
         self._seen_below = start.segment_seq  # every number below was here once, or never will be
         self.outstanding = 0  # bundles that are visible and not done
@@ -159,7 +166,16 @@ class SubscriberState:
         return self._finish(ref, Outcome.ACKED)
 
     def reject(self, ref: BundleRef) -> Outcome:
-        """Done with it, as a loss. ``ACKED`` if it was acked before."""
+        """Done with it: refused. ``ACKED`` if it was acked before."""
+        changes = self.changes
+        outcome = self._finish(ref, Outcome.DROPPED)
+        if self.changes != changes:  # the first outcome stays: only a new one is a reject
+            self._segments[ref.segment_seq].unrecorded |= 1 << ref.bundle_index
+            self._unrecorded.add(ref.segment_seq)
+        return outcome
+
+    def drop(self, ref: BundleRef) -> Outcome:
+        """Done with it, and not refused: it is on record as lost, or in another stream."""
         return self._finish(ref, Outcome.DROPPED)
 
     def release(self, ref: BundleRef) -> Outcome:
@@ -297,6 +313,13 @@ class SubscriberState:
         self.changes += 1
         return given_up
 
+    def drop_bundles(self, segment_seq: int, indexes: Collection[int]) -> None:
+        """Give these bundles up, claims too; the others of their segment stay as they are."""
+        for index in indexes:
+            ref = BundleRef(segment_seq, index)
+            if self._visible(ref) is not None:
+                self._finish(ref, Outcome.DROPPED)
+
     def forget(self, segment_seq: int) -> int:
         """The segment has been deleted. How many bundles that cost: 0 if all was in order."""
         segment = self._segments.get(segment_seq)
@@ -305,6 +328,7 @@ class SubscriberState:
         given_up = self.drop_segment(segment_seq, segment.count)
         del self._segments[segment_seq]
         self._marked.discard(segment_seq)
+        self._unrecorded.discard(segment_seq)
         return given_up
 
     def drop_all(self) -> int:
@@ -327,6 +351,7 @@ class SubscriberState:
         self._ready.clear()
         self._unfinished.clear()
         self._marked.clear()
+        self._unrecorded.clear()
         self.outstanding = self.claimed = 0
         for segment_seq in sorted(self._segments):
             segment = self._segments[segment_seq]
@@ -334,6 +359,7 @@ class SubscriberState:
                 claimed = segment.claimed
                 segment.done = self._before(segment_seq, segment.count)
                 segment.dropped &= segment.done
+                segment.unrecorded &= segment.done  # what comes again is not refused
                 behind = _ones(segment.count) ^ segment.done
                 segment.free = behind & ~claimed
             self._index(segment_seq, segment)
@@ -349,6 +375,8 @@ class SubscriberState:
             self._unfinished.append(segment_seq)
         if segment.done:
             self._marked.add(segment_seq)
+        if segment.unrecorded:
+            self._unrecorded.add(segment_seq)
 
     @property
     def frontier(self) -> BundleRef | None:
@@ -378,8 +406,15 @@ class SubscriberState:
         segment = self._segments.get(segment_seq)
         if segment is not None and segment.count == visible:
             return segment.left
+        return self.unfinished_in(segment_seq, visible).bit_count()
+
+    def unfinished_in(self, segment_seq: int, visible: int) -> int:
+        """Which of the first ``visible`` bundles of a segment aren't done, as a bitmap."""
+        segment = self._segments.get(segment_seq)
         done = segment.done if segment else 0
-        return (_ones(visible) & ~(done | self._before(segment_seq, visible))).bit_count()
+        if segment is None or segment.count != visible:
+            done |= self._before(segment_seq, visible)
+        return _ones(visible) & ~done
 
     def unfinished(self) -> list[tuple[int, int]]:
         """Segments with something not done, in order, with how much."""
@@ -395,17 +430,38 @@ class SubscriberState:
 
     # Keeping it
 
+    @property
+    def has_unrecorded(self) -> bool:
+        """Whether there are rejects that the ledger doesn't have."""
+        return bool(self._unrecorded)
+
+    def unrecorded(self) -> dict[int, int]:
+        """Rejects that the ledger doesn't have, by segment, as bitmaps."""
+        return {seq: self._segments[seq].unrecorded for seq in sorted(self._unrecorded)}
+
+    def recorded(self, rejects: Mapping[int, int]) -> None:
+        """The ledger has these rejects, durably: from now on snapshots say that they are done."""
+        for segment_seq, bits in rejects.items():
+            segment = self._segments.get(segment_seq)
+            if segment is not None:
+                segment.unrecorded &= ~bits
+                if not segment.unrecorded:
+                    self._unrecorded.discard(segment_seq)
+
     def snapshot(self, open_segment: int) -> Progress:
         """What the progress file has to say; claims are not kept: they die with the process.
 
         ``open_segment`` is the lowest number that can still get visible bundles.
         """
-        oldest = self.oldest_incomplete(open_segment)
+        oldest = min([self.oldest_incomplete(open_segment), *self._unrecorded])
         entries = {}
         for segment_seq in self._marked:
             segment = self._segments[segment_seq]
             if segment_seq >= oldest or segment.dropped:
-                entries[segment_seq] = SegmentProgress(segment.count, segment.done, segment.dropped)
+                kept = ~segment.unrecorded
+                entries[segment_seq] = SegmentProgress(
+                    segment.count, segment.done & kept, segment.dropped & kept
+                )
         return Progress(oldest, entries)
 
     @classmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from itertools import islice
 from typing import Final
@@ -53,6 +53,7 @@ class Subscriber:
         self._disk = disk
         self._state = state
         self._durable_changes = state.changes if durable else _NEVER
+        self._file_hides = False  # rejects that were on no record when it was written
         self._lock = threading.Lock()
         self._writing = threading.Lock()  # one flush at a time; taken before _lock
         self._abandoned: deque[BundleRef] = deque()
@@ -124,9 +125,14 @@ class Subscriber:
             return self._state.ack_before(ref)
 
     def reject(self, ref: BundleRef) -> Outcome:
-        """See :meth:`SubscriberState.reject`; durable after the next flush."""
+        """See :meth:`SubscriberState.reject`; durable after the next flush behind the ledger."""
         with self._lock:
             return self._state.reject(ref)
+
+    def drop(self, ref: BundleRef) -> Outcome:
+        """See :meth:`SubscriberState.drop`; durable after the next flush."""
+        with self._lock:
+            return self._state.drop(ref)
 
     def release(self, ref: BundleRef) -> Outcome:
         """Give a claim back and wake who waits."""
@@ -173,6 +179,11 @@ class Subscriber:
         with self._lock:
             return self._state.drop_segment(segment_seq, total)
 
+    def drop_bundles(self, segment_seq: int, indexes: Collection[int]) -> None:
+        """See :meth:`SubscriberState.drop_bundles`."""
+        with self._lock:
+            self._state.drop_bundles(segment_seq, indexes)
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[SubscriberState]:
         """The state itself, for the registry's steps over several subscribers at once."""
@@ -199,6 +210,10 @@ class Subscriber:
     def pending_in(self, segment_seq: int, visible: int) -> int:
         with self._lock:
             return self._state.pending_in(segment_seq, visible)
+
+    def unfinished_in(self, segment_seq: int, visible: int) -> int:
+        with self._lock:
+            return self._state.unfinished_in(segment_seq, visible)
 
     def pending_bundles_in_range(self, first: int, last: int, limit: int) -> list[BundleRef]:
         """Up to ``limit`` bundles not done in segments ``first`` to ``last``, in order."""
@@ -248,20 +263,38 @@ class Subscriber:
     @property
     def dirty(self) -> bool:
         """Is there something that the file doesn't say yet?"""
-        return self.status is not Status.GONE and self._state.changes != self._durable_changes
+        return self.status is not Status.GONE and (
+            self._state.changes != self._durable_changes or self._file_hides
+        )
+
+    @property
+    def has_unrecorded(self) -> bool:
+        """See :meth:`SubscriberState.has_unrecorded`; takes no lock."""
+        return self._state.has_unrecorded
+
+    def unrecorded(self) -> dict[int, int]:
+        """See :meth:`SubscriberState.unrecorded`."""
+        with self._lock:
+            return self._state.unrecorded()
+
+    def recorded(self, rejects: Mapping[int, int]) -> None:
+        """See :meth:`SubscriberState.recorded`."""
+        with self._lock:
+            self._state.recorded(rejects)
 
     def flush(self, open_segment: int) -> bool:
-        """Make every outcome so far durable; ``False`` if they were already."""
+        """Make every outcome so far durable, but for rejects that are on no record; ``False`` if
+        they were already."""
         with self._writing:
             if self._shut is not None:
                 raise self._shut.with_traceback(None)
             with self._lock:
                 if not self.dirty:
                     return False
-                changes = self._state.changes
+                changes, hides = self._state.changes, self._state.has_unrecorded
                 progress = self._state.snapshot(open_segment)
             keep_progress(self._disk, self.name, progress)
-            self._durable_changes = changes
+            self._durable_changes, self._file_hides = changes, hides
             return True
 
     def shut(self, error: QuiverError) -> None:

@@ -14,9 +14,10 @@ one is set aside.  So there is no moment without an active file or one ready to 
 place, and a log that has neither has lost one.
 
 Writing over a retired file is the cheapest way to append, since its blocks are there
-already.  Its old entries stay behind the new end and are told apart by their sequence.
-That needs one rule: after a failed write the file is cut and synced before anything is
-written again, or an entry of the failed group could come back behind a new one.
+already.  Its old entries stay behind the new end and are told apart by their checksum, which
+a new salt makes another one.  Within one file the salt stays, so that needs one rule: after
+a failed write the file is cut and synced before anything is written again, or an entry of
+the failed group could come back behind a new one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from quiver.clock import Clock
 from quiver.config import WalConfig
 from quiver.disk.disk import Disk, File
 from quiver.errors import IoFault, Poisoned, QuiverError, StorageFull
-from quiver.format.wal_header import HEADER_SIZE, encode_header
+from quiver.format.wal_header import HEADER_SIZE, encode_header, seed_of
 from quiver.format.wal_scan import TERMINATOR
 from quiver.wal.contents import LogStart
 from quiver.wal.files import ACTIVE, DIRECTORY, NEW, SPARE, rotated_path
@@ -59,6 +60,7 @@ class _Active:
     position: int
     first: int
     last_segment: int
+    seed: int
     created: float
 
 
@@ -143,18 +145,18 @@ class LogFiles:
         """
         active, files, total = self._active, len(self._held), self._held_bytes
         if active is None:
-            plan.reset(files=files, total=total, end=None)
+            plan.reset(files=files, total=total, end=None, seed=0)
         else:
             total += active.end + len(TERMINATOR)
-            plan.reset(files=files + 1, total=total, end=active.end)
+            plan.reset(files=files + 1, total=total, end=active.end, seed=active.seed)
 
     # Appending
 
     def append(self, group: Group, position: int) -> None:
         """Write and sync one group. It counts from :meth:`confirm` on."""
         group.buffers.append(TERMINATOR)
-        if group.new_file:
-            self._begin(group, position)
+        if group.salt is not None:
+            self._begin(group, position, group.salt)
             return
         active = self._active
         assert active is not None
@@ -203,7 +205,7 @@ class LogFiles:
 
     # From file to file
 
-    def _begin(self, group: Group, position: int) -> None:
+    def _begin(self, group: Group, position: int, salt: int) -> None:
         """Make the next file, with its first group in it, and put it in the active one's place.
 
         Head and group are synced together, before anything is renamed.
@@ -212,6 +214,7 @@ class LogFiles:
             self._layout,
             position_start=position,
             first_sequence=group.first,
+            salt=salt,
             created_ns=self._clock.now_ns(),
         )
         end = HEADER_SIZE + group.nbytes
@@ -241,6 +244,7 @@ class LogFiles:
                 position=position,
                 first=group.first,
                 last_segment=group.last_segment,
+                seed=seed_of(salt),
                 created=self._clock.monotonic(),
             )
 
@@ -340,15 +344,20 @@ class LogFiles:
         others = len(self._held) - (self._active is None)
         return others > 0 and self._held[0].last_segment <= sealed_through
 
-    def first_kept(self, sealed_through: int) -> int | None:
+    def first_kept(self, sealed_through: int, covered: int | None = None) -> int | None:
         """The sequence the log begins with once all files up to a segment are let go.
 
-        ``names`` is held; ``None`` if there is no file.
+        ``names`` is held; ``None`` if there is no file.  A file with an entry from sequence
+        ``covered`` on is kept: a slot name may be all it has that a segment doesn't.
         """
-        for held in self._held:
+        active = None if self._active is None else self._active.first
+        ends = [*(held.first for held in self._held[1:]), active]
+        for held, end in zip(self._held, ends, strict=False):
             if held.last_segment > sealed_through or held.path == ACTIVE:
                 return held.first
-        return None if self._active is None else self._active.first
+            if covered is not None and end is not None and end > covered:
+                return held.first
+        return active
 
     def retire_oldest(self, sealed_through: int, keep_from: int) -> int | None:
         """Let the oldest file go if it holds nothing above a segment; its size.

@@ -14,11 +14,13 @@ from quiver.format.wal_entry import (
     BUNDLE,
     COMMIT,
     FOREIGN_BUNDLE,
-    PREFIX_SIZE,
     SLOT_NAME,
     BundleEntry,
+    Framing,
     decode_bundle,
     decode_slot_name,
+    decode_slot_names,
+    slot_bitmap,
 )
 from quiver.ids import BundleRef
 from quiver.wal.files import ACTIVE, LogFile
@@ -30,10 +32,17 @@ _REF = Struct("<QI")
 class LogEntry:
     """A sound entry, decoded only when asked. ``body`` is a slice of what was read."""
 
-    __slots__ = ("body", "kind", "offset", "path", "position", "sequence")
+    __slots__ = ("body", "framing", "kind", "offset", "path", "position", "sequence")
 
     def __init__(
-        self, path: str, offset: int, position: int, kind: int, sequence: int, body: memoryview
+        self,
+        path: str,
+        offset: int,
+        position: int,
+        kind: int,
+        sequence: int,
+        body: memoryview,
+        framing: Framing,
     ) -> None:
         self.path = path
         self.offset = offset
@@ -41,6 +50,7 @@ class LogEntry:
         self.kind = kind
         self.sequence = sequence
         self.body = body
+        self.framing = framing
 
     @property
     def is_bundle(self) -> bool:
@@ -57,17 +67,37 @@ class LogEntry:
         """The bundle's own ref; ``None`` if it is not a bundle of ours."""
         if self.kind != BUNDLE:
             return None
-        found = bytes(self.body[PREFIX_SIZE : PREFIX_SIZE + _REF.size])
+        start = self.framing.prefix_size
+        found = bytes(self.body[start : start + _REF.size])
         return BundleRef(*_REF.unpack(found.ljust(_REF.size, b"\0")))
 
     @property
     def ingestion_ts_ns(self) -> int:
         return int.from_bytes(self.body[1:9], "little", signed=True)
 
+    @property
+    def store_ts_ns(self) -> int | None:
+        """Store time; ``None`` in logs that don't record it."""
+        return self.framing.store_ts(self.body)
+
     def bundle(self) -> BundleEntry:
         """Decode it; ``WalCorrupt`` names the place if it can't be."""
         try:
-            return decode_bundle(self.body)
+            return decode_bundle(self.body, self.framing)
+        except WalCorrupt as error:
+            raise self._placed(error) from None
+
+    @property
+    def slots(self) -> int:
+        """Which slots the bundle has, as a bitmap."""
+        return slot_bitmap(self.body)
+
+    def slot_names(self) -> dict[int, str]:
+        """What the bundle says its slots are called."""
+        if self.kind != BUNDLE:
+            return {}
+        try:
+            return decode_slot_names(self.body, self.framing)
         except WalCorrupt as error:
             raise self._placed(error) from None
 
@@ -76,7 +106,7 @@ class LogEntry:
         if self.kind != SLOT_NAME:
             return None
         try:
-            return decode_slot_name(self.body)
+            return decode_slot_name(self.body, self.framing)
         except WalCorrupt as error:
             raise self._placed(error) from None
 
@@ -85,7 +115,7 @@ class LogEntry:
         if self.kind != COMMIT:
             return None
         try:
-            return decode_commit(self.body)
+            return decode_commit(self.body, self.framing)
         except WalCorrupt as error:
             raise self._placed(error) from None
 
@@ -192,11 +222,10 @@ class LogContents:
         for log_file in self.files:
             with self.disk.open(log_file.path) as file:
                 for run in log_file.runs:
-                    scan = FileScan(
-                        file, run.end, run.start, run.sequence, foreign=log_file.header.foreign
-                    )
+                    framing = log_file.header.framing
+                    scan = FileScan(file, run.end, run.start, run.sequence, framing)
                     for piece in scan.pieces():
-                        yield from entries_of(log_file.path, log_file.header_shift, piece)
+                        yield from entries_of(log_file.path, log_file.header_shift, piece, framing)
 
     def start(self) -> LogStart:
         """Where a writer goes on, once :func:`~quiver.wal.repair.repair_tail` is done."""
@@ -207,9 +236,10 @@ class LogContents:
         return LogStart(self.next_sequence, self.position, max(numbers, default=0) + 1, files)
 
 
-def entries_of(path: str, shift: int, piece: Piece) -> Iterator[LogEntry]:
+def entries_of(path: str, shift: int, piece: Piece, framing: Framing) -> Iterator[LogEntry]:
     """The entries of a piece; ``shift`` turns an offset in the file into a position."""
     view, base, found = piece
     for start, end, kind, sequence, _, _ in found:
         offset = base + start
-        yield LogEntry(path, offset, offset + shift, kind, sequence, view[start + 4 : end - 4])
+        body = view[start + 4 : end - 4]
+        yield LogEntry(path, offset, offset + shift, kind, sequence, body, framing)

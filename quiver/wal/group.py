@@ -21,6 +21,7 @@ from typing import Protocol
 from quiver.clock import Clock, SystemClock
 from quiver.config import WalConfig
 from quiver.errors import StoreClosed, WaitTimeout
+from quiver.forking import guard
 from quiver.wal.writer import WalWriter
 
 
@@ -45,6 +46,7 @@ class Commits:
         self._seen = 0
         self.gather = False
         """Set when somebody else commits, by time: then waiting only waits."""
+        guard(self)
 
     def wait(self, receipt: Waitable, timeout: float | None = None) -> None:
         """Return when the receipt is done; lead the commit if nobody else does."""

@@ -7,7 +7,7 @@ the entries stop at …        in a rotated file,  in the last file, and …
                              or one with a
                              successor
 ===========================  ==================  ===================================
-the end, zeros, an old lap   fine if the next    a later entry proves the expected
+the end, zeros, an old lap¹  fine if the next    a later entry proves the expected
                              file begins with    one synced: damage; else the end, torn
                              the expected entry  if not even the terminator is there
 anything else                damage              a later entry proves it: damage;
@@ -15,6 +15,15 @@ anything else                damage              a later entry proves it: damage
 nothing: no active file and  damage
 none ready to take its name
 ===========================  ==================  ===================================
+
+¹ A sound entry with an older sequence, in a recycled file of version 1.  In version 2 each
+file has its own salt, so bytes of an earlier lap are not sound and count as *anything else*.
+For the same reason "a later entry" is always one that was written to this very file, never a
+payload that looks like one.
+
+An entry of an unknown type, a bundle with an unknown tag below 128, a head with flags or of
+a newer version: ``UnsupportedVersion``, whether asked to salvage or not.  What this version
+can't read may change the meaning of what it can.
 
 Damage means that something once called durable is gone: :func:`read_log` refuses, unless
 it is asked to salvage.  A torn tail was never called durable: it is reported, and
@@ -33,11 +42,12 @@ from typing import Final
 
 from quiver.disk.disk import Disk, File
 from quiver.errors import LayoutMismatch, UnsupportedVersion, WalCorrupt
+from quiver.format.wal_entry import FOREIGN_FRAMING, V1_FRAMING
 from quiver.format.wal_header import (
     FOREIGN_HEADER_SIZE,
     FOREIGN_LAYOUT,
+    HASH_SIZE,
     HEADER_SIZE,
-    VERSION,
     WalHeader,
     check_layout,
     decode_header,
@@ -58,8 +68,6 @@ HOLE_SEARCH: Final = 1024 * 1024
 
 Sectors can be lost exactly at an entry's beginning; entries behind such a hole are near.
 """
-
-_UNKNOWN_HEADER: Final = WalHeader(bytes(16), 0, None)
 
 
 def read_log(
@@ -151,23 +159,14 @@ class _Log:
         except WalCorrupt:
             return None
         except (UnsupportedVersion, LayoutMismatch) as error:
-            if self._salvage and self._is_only_flipped(name, data):
-                return None
+            error.message = f"{name.path}: {error.message}"
             error.details["file"] = name.path
             raise
         return header if header.size <= size else None
 
-    def _is_only_flipped(self, name: LogName, data: bytes) -> bool:
-        """Whether a head of another version is one of this version with a flipped bit."""
-        try:
-            header = decode_header(data[:10] + VERSION.to_bytes(2, "little") + data[12:])
-        except WalCorrupt:
-            return False
-        return not header.foreign or self._has_foreign_entries(name.path)
-
     def _has_foreign_entries(self, path: str) -> bool:
         with self._disk.open(path) as file:
-            scan = FileScan(file, file.size(), FOREIGN_HEADER_SIZE, None, foreign=True)
+            scan = FileScan(file, file.size(), FOREIGN_HEADER_SIZE, None, FOREIGN_FRAMING)
             return any(True for _ in scan.pieces())
 
     def _without_header(self, index: int, file: File) -> None:
@@ -184,16 +183,18 @@ class _Log:
         reason = "the head of the file is damaged"
         if not ours and (any(self._headers) or self._has_foreign_entries(path)):
             header = self._likely_header(index, size)
-            scan = FileScan(file, size, header.size, None, foreign=True)
+            scan = FileScan(file, size, header.size, None, FOREIGN_FRAMING)
             self._damaged(index, scan, reason)
             self._resumed_at(0)
             self._scan_file(index, scan, header)
             return
-        scan = FileScan(file, size, 0, expected, foreign=False)
+        guess = FileScan(file, size, 0, expected, V1_FRAMING)
+        framing = guess.derived_framing(file.pread(HEADER_SIZE, 0)) or V1_FRAMING
+        scan = FileScan(file, size, 0, expected, framing)
         self._damaged(index, scan, reason)
         if scan.resync(expected - 1):
             self._resumed_at(scan.expected)
-            self._scan_file(index, scan, _UNKNOWN_HEADER)
+            self._scan_file(index, scan, WalHeader(bytes(HASH_SIZE), 0, None, framing))
 
     def _likely_header(self, index: int, size: int) -> WalHeader:
         """What the Rust crate must have written, going by the files around it."""
@@ -203,11 +204,12 @@ class _Log:
             position = self._files[-1].position_end
         elif following is not None:
             position = max(0, following.position_start - (size - FOREIGN_HEADER_SIZE))
-        return WalHeader(FOREIGN_LAYOUT, position, None, size=FOREIGN_HEADER_SIZE)
+        size = FOREIGN_HEADER_SIZE
+        return WalHeader(FOREIGN_LAYOUT, position, None, FOREIGN_FRAMING, size=size)
 
     def _read_file(self, index: int, file: File, header: WalHeader) -> None:
         first = header.first_sequence
-        scan = FileScan(file, file.size(), header.size, first, foreign=header.foreign)
+        scan = FileScan(file, file.size(), header.size, first, header.framing)
         if first is not None and self._expected not in (None, first) and not self._explained(first):
             self._gap(index, first)
         self._scan_file(index, scan, header)
@@ -248,7 +250,7 @@ class _Log:
         path, shift = self._names[index].path, header.position_start - header.size
         for piece in scan.pieces():
             if visit is not None:
-                for entry in entries_of(path, shift, piece):
+                for entry in entries_of(path, shift, piece, scan.framing):
                     visit(entry)
 
     def _goes_on(self, index: int, scan: FileScan) -> bool:
@@ -338,7 +340,7 @@ class _Log:
             if header.first_sequence is not None:
                 return header.first_sequence
             with self._disk.open(name.path) as file:
-                first = FileScan(file, file.size(), header.size, None, foreign=True)
+                first = FileScan(file, file.size(), header.size, None, FOREIGN_FRAMING)
                 for piece in first.pieces():
                     return piece.found[0][3]
         return None

@@ -9,7 +9,8 @@ interrupted and done again: each step leaves a log that reads the same.
    of the right length could bring them back.
 3. What no later entry proves to be synced is written again and synced.  After a kill it
    may be in the page cache only, and after a failed fsync the cache shows bytes that the
-   disk does not have (Rebello et al., ATC '20).
+   disk does not have (Rebello et al., ATC '20).  That holds for the seal of a clean close,
+   too: a file is cut behind it once it is synced, so one with more behind it proves nothing.
 4. A file that was about to become the active one gets its name; other files in the making
    and the spare are removed.
 """
@@ -20,15 +21,13 @@ import contextlib
 from dataclasses import dataclass
 from typing import Final
 
-from quiver.disk.disk import Disk, File
+from quiver.disk import quarantine
+from quiver.disk.disk import Disk
 from quiver.errors import StorageFull
-from quiver.format.crc import crc32
 from quiver.format.wal_scan import TERMINATOR
 from quiver.wal.contents import LogContents, TornTail
 from quiver.wal.files import ACTIVE, DIRECTORY, NEW, SPARE, LogFile
 
-QUARANTINE: Final = "quarantine"
-COPY_CHUNK: Final = 4 * 1024 * 1024
 REWRITE_CHUNK: Final = 1024 * 1024
 """Small enough to stay in the cache between being read and being written."""
 _WRITABLE: Final = 0o600
@@ -57,50 +56,36 @@ def repair_tail(disk: Disk, contents: LogContents) -> TailRepair:
             copies.append(copy)
         if torn.until is None:
             cut += _cut(disk, torn.file, torn.offset)
-    if contents.files and not contents.sealed:
+    is_closed = _is_closed(contents)
+    if contents.files and not is_closed:
         last = contents.files[-1]
         if not _is_terminated(disk, last):
             _cut(disk, last.path, last.end)
         rewritten = _rewrite(disk, last, contents.proven_end)
+        if contents.sealed:
+            _cut(disk, last.path, last.end)  # as the close would have done
     if contents.files:
         _name_active(disk, contents.files[-1])
-    _clear_up(disk, must_sync=bool(contents.files) and not contents.sealed)
+    _clear_up(disk, must_sync=bool(contents.files) and not is_closed)
     return TailRepair(tuple(copies), cut, rewritten)
 
 
+def _is_closed(contents: LogContents) -> bool:
+    """Whether the log was closed cleanly, to the end: its seal was synced, and then cut to."""
+    if not contents.sealed:
+        return False
+    last = contents.files[-1]
+    return last.size == last.end
+
+
 def _quarantine(disk: Disk, torn: TornTail) -> str | None:
-    """Keep a copy, named for its content: doing it twice makes one file, not two."""
-    with disk.open(torn.file) as file:
-        crc, at, end = 0, torn.offset, torn.offset + torn.length
-        while at < end and (data := file.pread(min(COPY_CHUNK, end - at), at)):
-            crc = crc32(data, crc)
-            at += len(data)
-        name = torn.file.rpartition("/")[2]
-        target = f"{QUARANTINE}/{name}-at-{torn.offset}-sequence-{torn.sequence}-{crc:08x}.torn"
-        try:
-            if disk.stat_size(target) != torn.length:
-                _copy(disk, file, torn, target)
-        except StorageFull:
-            return None
-    return target
-
-
-def _copy(disk: Disk, source: File, torn: TornTail, target: str) -> None:
-    disk.mkdir(QUARANTINE)
-    disk.fsync_dir("")
-    partial = f"{target}.tmp"
-    disk.unlink(partial, missing_ok=True)
+    """Keep a copy; on a full disk there is none."""
+    name = torn.file.rpartition("/")[2]
+    name = f"{name}-at-{torn.offset}-sequence-{torn.sequence}"
     try:
-        with disk.create(partial) as copy:
-            at, end = 0, torn.length
-            while at < end and (data := source.pread(min(COPY_CHUNK, end - at), torn.offset + at)):
-                at += copy.write_all([data], at)
-            copy.fsync()
+        return quarantine.copy(disk, torn.file, torn.offset, torn.length, name=name)
     except StorageFull:
-        disk.unlink(partial)
-        raise
-    disk.rename(partial, target)
-    disk.fsync_dir(QUARANTINE)
+        return None
 
 
 def _cut(disk: Disk, path: str, end: int) -> int:

@@ -10,14 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from enum import Enum
+from itertools import islice
 from operator import itemgetter
 from typing import Final, NamedTuple
 
 from quiver.disk.disk import File
 from quiver.disk.room import Room
-from quiver.errors import IoFault
-from quiver.format.crc import crc32
-from quiver.format.wal_entry import BUNDLE, COMMIT, FOREIGN_BUNDLE, FRAME, MAX_BODY, SEAL
+from quiver.errors import IoFault, UnsupportedVersion
+from quiver.format.crc import crc32, crc32_before, crc32_shift
+from quiver.format.wal_entry import (
+    BUNDLE,
+    COMMIT,
+    FOREIGN_BUNDLE,
+    FRAME,
+    MAX_BODY,
+    OWN_KINDS,
+    SEAL,
+    V1_FRAMING,
+    Framing,
+    unknown_tag,
+)
+from quiver.format.wal_header import VERSION, fits_head, salt_in, seed_of
 from quiver.format.wal_scan import (
     HEAD_SIZE,
     RESIDUE,
@@ -35,12 +48,19 @@ CHUNK: Final = 1024 * 1024
 WINDOW: Final = 8 * 1024 * 1024
 """Bytes that share one piece of memory, kept until the last bundle in it is in a segment."""
 SEARCH_WINDOW: Final = 1024 * 1024
+FIRST_BATCH: Final = 16
+MAX_BATCH: Final = 1 << 18
+"""How many places that look like entries are checked in one pass over the file.
+
+The first pass checks few, since the next sound entry is usually near.  Payloads may hold
+anything, markers with absurd lengths too: a pass reads each byte once whatever they say.
+"""
 MAX_CANDIDATES: Final = 1_000_000
 MAX_SEARCH_BYTES: Final = 4 * 1024**3
-"""Both bound the search behind damage, since payloads may hold anything, markers too."""
+"""Both bound the searches that check one place at a time: in a log of the Rust crate, and
+for the salt of a file whose head is damaged."""
 FOREIGN_SEARCH: Final = 64
 """How many entries in a row of a Rust crate's log may be bad before it is given up."""
-_SMALLEST_ENTRY: Final = 45
 
 _kind, _synced, _segment = itemgetter(2), itemgetter(4), itemgetter(5)
 
@@ -60,6 +80,20 @@ class Piece(NamedTuple):
     view: memoryview
     base: int
     found: list[tuple[int, int, int, int, int, int]]
+
+
+class _Place(NamedTuple):
+    """Where an entry of ours may lie."""
+
+    start: int
+    end: int
+    sequence: int
+    synced: int
+
+    @property
+    def summed(self) -> int:
+        """Bytes of its body and its checksum."""
+        return self.end - self.start - 4
 
 
 class _Window:
@@ -104,12 +138,13 @@ class FileScan:
     """Reads one file; the attributes say what was seen up to :attr:`offset`."""
 
     def __init__(
-        self, file: File, size: int, offset: int, expected: int | None, *, foreign: bool
+        self, file: File, size: int, offset: int, expected: int | None, framing: Framing
     ) -> None:
         self.file = file
         self.size = size
         self.offset = offset
-        self.foreign = foreign
+        self.framing = framing
+        self.foreign = framing.foreign
         self.expected = 0 if expected is None else expected
         self.ending = Ending.EOF
         self.proven = 0
@@ -120,7 +155,6 @@ class FileScan:
         self.bundles = 0
         self.first_foreign: int | None = None
         self.highest = -1
-        self.search_gave_up = False
         self._window = _Window(file, size)
         self._recent: list[Piece] = []
 
@@ -146,19 +180,19 @@ class FileScan:
         if self.foreign:
             entries, stop = scan_foreign(view, 0)
             return list(entries), stop
-        found, stop, self.expected = scan_own(view, 0, self.expected)
+        found, stop, self.expected = scan_own(view, 0, self.expected, self.framing)
         return found, stop
 
     def _look(self, view: memoryview) -> tuple[memoryview, Found] | Ending:
         """What is at :attr:`offset`, where the quick scan found nothing."""
         left = self.size - self.offset
-        what = read_one(view, 0, foreign=self.foreign)
+        what = read_one(view, 0, self.framing)
         if what is Stop.MORE and len(view) < left:
             need = FRAME + int.from_bytes(view[:4], "little")
             if need > left:
                 return Ending.BAD
             view = self._read(self.offset, need)
-            what = read_one(view, 0, foreign=self.foreign)
+            what = read_one(view, 0, self.framing)
         if isinstance(what, Found):
             return self._in_turn(view, what)
         if what is Stop.END or (what is Stop.MORE and not bytes(view[:64]).strip(b"\0")):
@@ -166,11 +200,35 @@ class FileScan:
         return Ending.BAD
 
     def _in_turn(self, view: memoryview, entry: Found) -> tuple[memoryview, Found] | Ending:
-        if not self.foreign:
-            if entry.sequence != self.expected:
-                return Ending.OLD if entry.sequence < self.expected else Ending.BAD
-            self.expected += 1
+        if self.foreign:
+            if entry.kind != FOREIGN_BUNDLE:
+                raise self._newer(entry, f"an entry of type {entry.kind}", type=entry.kind)
+            return view, entry
+        if entry.sequence != self.expected:
+            # Only without a salt can an entry of an earlier lap pass its checksum.
+            old = entry.sequence < self.expected and self.framing.version == 1
+            return Ending.OLD if old else Ending.BAD
+        if entry.kind not in OWN_KINDS:
+            raise self._newer(entry, f"an entry of type {entry.kind}", type=entry.kind)
+        if entry.kind == BUNDLE:
+            tag = unknown_tag(view[entry.start + 4 : entry.end - 4], self.framing)
+            if tag is not None:
+                raise self._newer(entry, f"a bundle with tag {tag}", tag=tag)
+        self.expected += 1
         return view, entry
+
+    def _newer(self, entry: Found, what: str, **details: object) -> UnsupportedVersion:
+        offset = self.offset + entry.start
+        return UnsupportedVersion(
+            f"{self.file.path} byte {offset:,}: {what} (sequence {entry.sequence:,}) is of a"
+            " newer version.",
+            advice="Open the store with the Quiver that wrote it, or a newer one."
+            " Nothing was changed.",
+            file=self.file.path,
+            offset=offset,
+            sequence=entry.sequence,
+            **details,
+        )
 
     def _note(self, piece: Piece) -> None:
         found = piece.found
@@ -216,16 +274,14 @@ class FileScan:
     # Behind a bad place
 
     def has_proof(self, *, within: int | None = None) -> bool:
-        """Whether a later entry of this file says that the expected one was synced.
-
-        When the search has to be given up, the answer is yes: to refuse loses nothing.
-        """
+        """Whether a later entry of this file says that the expected one was synced."""
         end = self.size if within is None else min(self.size, self.offset + within)
-        highest = self.expected + (self.size - self.offset) // _SMALLEST_ENTRY + 1
+        smallest = FRAME + self.framing.prefix_size
+        highest = self.expected + (self.size - self.offset) // smallest + 1
         return any(
-            synced > self.expected
-            for _, _, synced in self._sound_after(self.offset, end, self.expected, highest)
-        ) or (self.search_gave_up and within is None)
+            place.synced > self.expected
+            for place in self._sound_after(self.offset, end, self.expected, highest)
+        )
 
     def resync(self, above: int, *others: int) -> bool:
         """Go to the next sound entry with a sequence over ``above``; whether there is one.
@@ -237,33 +293,92 @@ class FileScan:
             return self._resync_foreign(
                 {base + step for base in (above, *others) for step in range(1, FOREIGN_SEARCH)}
             )
-        for offset, sequence, _ in self._sound_after(self.offset + 1, self.size, above, None):
-            self.offset, self.expected = offset, sequence
+        for place in self._sound_after(self.offset + 1, self.size, above, None):
+            self.offset, self.expected = place.start, place.sequence
             return True
         return False
 
     def _sound_after(
         self, start: int, end: int, above: int, highest: int | None
-    ) -> Iterator[tuple[int, int, int]]:
-        """Sound entries of ours between two offsets: offset, sequence, synced_before."""
-        self.search_gave_up = False
-        tries = work = 0
-        resume = start
+    ) -> Iterator[_Place]:
+        """Sound entries of ours that begin between two offsets, none within another."""
+        resume, count = start, FIRST_BATCH
+        places = self._places(start, end, above, highest)
+        while batch := list(islice(places, count)):
+            for place, crc in zip(batch, self._sums(batch), strict=True):
+                if place.start >= resume and self._is_residue(place, crc):
+                    resume = place.end
+                    yield place
+            count = min(MAX_BATCH, count * 16)
+
+    def _is_residue(self, place: _Place, crc: int) -> bool:
+        return crc ^ crc32_shift(self.framing.seed, place.summed) == RESIDUE
+
+    def _places(self, start: int, end: int, above: int, highest: int | None) -> Iterator[_Place]:
+        """Places that may begin an entry of ours, in order; nothing of them is summed yet."""
         for base in range(start, end, SEARCH_WINDOW):
-            data = self.file.pread(min(SEARCH_WINDOW + HEAD_SIZE, self.size - base), base)
+            wanted = min(SEARCH_WINDOW, end - base) + HEAD_SIZE
+            data = self.file.pread(min(wanted, self.size - base), base)
             for at, length, sequence, synced in candidates(data, above):
-                offset = base + at
-                if offset < resume or offset + length > self.size:
+                place = _Place(base + at, base + at + length, sequence, synced)
+                if at >= SEARCH_WINDOW or place.start >= end or place.end > self.size:
                     continue
-                if at >= SEARCH_WINDOW or (highest is not None and sequence > highest):
-                    continue
-                tries, work = tries + 1, work + length
-                if tries > MAX_CANDIDATES or work > MAX_SEARCH_BYTES:
-                    self.search_gave_up = True
-                    return
-                if self._is_sound(offset, length):
-                    resume = offset + length
-                    yield offset, sequence, synced
+                if highest is None or sequence <= highest:
+                    yield place
+
+    def _sums(self, places: list[_Place]) -> list[int]:
+        """The checksum of each place without a salt, its own checksum included, in one pass.
+
+        They may lie within each other in any way.  The sum of a range is what is left of the
+        sum up to its end without the sum up to its beginning.
+        """
+        marks = sorted({mark for place in places for mark in (place.start + 4, place.end)})
+        sums: dict[int, int] = {}
+        crc, at = 0, marks[0]
+        base, data = at, memoryview(b"")
+        for mark in marks:
+            while at < mark:
+                if at == base + len(data):
+                    base, data = at, memoryview(self._exactly(at, min(CHUNK, marks[-1] - at)))
+                until = min(mark, base + len(data))
+                crc = crc32(data[at - base : until - base], crc)
+                at = until
+            sums[mark] = crc
+        return [
+            sums[place.end] ^ crc32_shift(sums[place.start + 4], place.summed) for place in places
+        ]
+
+    def derived_framing(self, head: bytes) -> Framing | None:
+        """How this file was written, if its head is damaged, going by its entries.
+
+        An entry and its checksum give away the salt.  That proves nothing yet: it must suit
+        the head's checksum, or the entry that follows; or be none, as in version 1.
+        """
+        salt = salt_in(head)
+        if salt is not None:
+            framing = Framing(VERSION, seed_of(salt))
+            if FileScan(self.file, self.size, 0, 0, framing).resync(-1):
+                return framing
+        work = 0
+        for place in islice(self._places(0, self.size, -1, None), MAX_CANDIDATES):
+            seed = self._seed_at(place)
+            framing = Framing(VERSION, seed) if seed else V1_FRAMING
+            if not seed or fits_head(head, framing):
+                return framing
+            work += place.summed
+            behind = next(self._places(place.end, place.end + 1, place.sequence, None), None)
+            if behind is not None and behind.sequence == place.sequence + 1:
+                if self._seed_at(behind) == seed:
+                    return framing
+                work += behind.summed
+            if work > MAX_SEARCH_BYTES:
+                break
+        return None
+
+    def _seed_at(self, place: _Place) -> int:
+        """What a place's checksum must have gone on from, if an entry is there."""
+        (crc,) = self._sums([place])
+        return crc32_before(RESIDUE, crc, place.summed)
 
     def _resync_foreign(self, sequences: Collection[int]) -> bool:
         tries = work = 0
@@ -287,13 +402,16 @@ class FileScan:
     def _is_sound(self, offset: int, length: int) -> bool:
         crc, at, end = 0, offset + 4, offset + length
         while at < end:
-            wanted = min(CHUNK, end - at)
-            data = self.file.pread(wanted, at)
-            if len(data) != wanted:
-                raise _short(self.file, at, len(data), wanted)
+            data = self._exactly(at, min(CHUNK, end - at))
             crc = crc32(data, crc)
-            at += wanted
+            at += len(data)
         return crc == RESIDUE
+
+    def _exactly(self, offset: int, size: int) -> bytes:
+        data = self.file.pread(size, offset)
+        if len(data) != size:
+            raise _short(self.file, offset, len(data), size)
+        return data
 
     def _read(self, offset: int, size: int) -> memoryview:
         return self._window.read(offset, min(size, self.size - offset, MAX_BODY + FRAME))

@@ -2,16 +2,18 @@
 
 Where files begin and end is decided when an entry is staged, not when it is written.
 Only so can a put be refused exactly when the log is full, with nothing over the caps ever
-promised.
+promised.  And only so can an entry be summed with the salt of its file while it is staged:
+the salts of the newest file and of the one after it are drawn ahead.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import Final, Protocol
 
 from quiver.errors import QuiverError
 from quiver.format.crc import Bytes
-from quiver.format.wal_header import HEADER_SIZE
+from quiver.format.wal_header import HEADER_SIZE, seed_of
 from quiver.format.wal_scan import TERMINATOR
 
 _TAIL: Final = len(TERMINATOR)
@@ -25,8 +27,18 @@ class Completable(Protocol):
     def complete(self, error: QuiverError | None = None) -> None: ...
 
 
+def draw_salt() -> int:
+    """A salt for a new file. One whose seed is 0 would be as good as none."""
+    while not seed_of(salt := secrets.randbits(32)):
+        pass
+    return salt
+
+
 class Group:
-    """Entries that are written and synced together, all in one file."""
+    """Entries that are written and synced together, all in one file.
+
+    ``salt`` is that of the file it starts, ``None`` if it goes on in the active one.
+    """
 
     __slots__ = (
         "buffers",
@@ -34,15 +46,15 @@ class Group:
         "first",
         "last_segment",
         "nbytes",
-        "new_file",
         "published",
         "receipts",
+        "salt",
         "watermark",
     )
 
-    def __init__(self, first: int, *, new_file: bool) -> None:
+    def __init__(self, first: int, salt: int | None) -> None:
         self.first = first
-        self.new_file = new_file
+        self.salt = salt
         self.buffers: list[Bytes] = []
         self.receipts: list[Completable] = []
         self.nbytes = 0
@@ -57,10 +69,21 @@ class Plan:
 
     ``total`` counts the bytes of every file: a file is cut at its end when it is set
     aside, the newest one still has its terminator.  ``end`` is where the next entry goes
-    in that one, ``None`` if it has to start a file.
+    in that one, ``None`` if it has to start a file.  ``seed`` is that one's, and what its
+    entries are summed with; the file after it will have ``next_salt``.
     """
 
-    __slots__ = ("end", "files", "max_files", "max_size", "target", "total")
+    __slots__ = (
+        "end",
+        "files",
+        "max_files",
+        "max_size",
+        "next_salt",
+        "next_seed",
+        "seed",
+        "target",
+        "total",
+    )
 
     def __init__(self, *, target: int, max_size: int, max_files: int) -> None:
         self.target = target
@@ -69,6 +92,16 @@ class Plan:
         self.files = 0
         self.total = 0
         self.end: int | None = None
+        self.seed = 0
+        self._draw()
+
+    def _draw(self) -> None:
+        self.next_salt = draw_salt()
+        self.next_seed = seed_of(self.next_salt)
+
+    def seed_for(self, nbytes: int) -> int:
+        """What an entry of this size is summed with, if it is the next to be added."""
+        return self.next_seed if self.starts_file(nbytes) else self.seed
 
     def starts_file(self, nbytes: int) -> bool:
         """Whether an entry of this size goes into a new file: it would pass the target."""
@@ -83,17 +116,20 @@ class Plan:
             return self.files < self.max_files and total <= self.max_size
         return total <= self.max_size
 
-    def add(self, nbytes: int) -> bool:
-        """Take an entry in; whether it starts a new file."""
-        if new_file := self.starts_file(nbytes):
+    def add(self, nbytes: int) -> int | None:
+        """Take an entry in; the salt of the file it starts, ``None`` if it starts none."""
+        salt = None
+        if self.starts_file(nbytes):
             self.end_file()
             self.files += 1
             self.total += EMPTY_FILE
             self.end = HEADER_SIZE
+            salt, self.seed = self.next_salt, self.next_seed
+            self._draw()
         assert self.end is not None
         self.total += nbytes
         self.end += nbytes
-        return new_file
+        return salt
 
     def has_room_for_file(self) -> bool:
         """Whether a file with nothing in it keeps within both caps."""
@@ -110,6 +146,10 @@ class Plan:
         self.files -= 1
         self.total -= nbytes
 
-    def reset(self, *, files: int, total: int, end: int | None) -> None:
-        """Start over from what is really there."""
-        self.files, self.total, self.end = files, total, end
+    def reset(self, *, files: int, total: int, end: int | None, seed: int) -> None:
+        """Start over from what is really there.
+
+        A salt that was drawn for a file which did not come about is not used again.
+        """
+        self.files, self.total, self.end, self.seed = files, total, end, seed
+        self._draw()

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from quiver.clock import Clock, SystemClock
+from quiver.clock import Clock, StoreTimes, SystemClock
 from quiver.config import WalConfig
 from quiver.disk.disk import Disk
 from quiver.errors import Backpressure, IoFault, Poisoned, QuiverError, Reason, StoreClosed
@@ -55,6 +55,7 @@ class WalWriter:
         lock: threading.Lock,
         start: LogStart,
         clock: Clock | None = None,
+        times: StoreTimes | None = None,
         on_durable: Callable[[int], None] = _ignore,
         on_rollback: Callable[[int, QuiverError], None] = _ignore,
         on_group: Callable[[int, float], None] = _ignore,
@@ -62,6 +63,7 @@ class WalWriter:
         self._disk = disk
         self._poison = disk.poison
         self._clock = clock if clock is not None else SystemClock()
+        self._times = times if times is not None else StoreTimes(self._clock)
         self._lock = lock
         self._turn = threading.Lock()
         self.on_durable = on_durable
@@ -76,6 +78,8 @@ class WalWriter:
             max_files=config.max_rotated_files,
         )
         self._files.survey(self._plan)
+        self.seed_for: Final = self._plan.seed_for
+        """What the next entry, by its size, is to be summed with: the salt of its file."""
         self._groups: deque[Group] = deque()
         self._watermark = start.next_sequence - 1
         self._closed = False
@@ -120,7 +124,7 @@ class WalWriter:
         segment_seq: int,
         receipt: Completable | None,
     ) -> None:
-        """Take an entry that was sealed with :attr:`next_sequence`.
+        """Take an entry that was sealed with :attr:`next_sequence` and :meth:`seed_for` its size.
 
         ``nbytes`` is the length of all ``buffers``; ``segment_seq`` of -1 belongs to none.
         """
@@ -137,10 +141,10 @@ class WalWriter:
                 "the log is at its cap until a segment is written",
                 retry_after_ms=WAL_FULL_RETRY_MS,
             )
-        new_file = plan.add(nbytes)
+        salt = plan.add(nbytes)
         groups = self._groups
-        if new_file or not groups or groups[-1].nbytes + nbytes > self._max_group:
-            groups.append(Group(sequence, new_file=new_file))
+        if salt is not None or not groups or groups[-1].nbytes + nbytes > self._max_group:
+            groups.append(Group(sequence, salt))
         group = groups[-1]
         group.buffers += buffers
         group.nbytes += nbytes
@@ -166,7 +170,9 @@ class WalWriter:
             payload,
             sequence=sequence,
             synced_before=self.durable_before,
-            ts=self._clock.now_ns(),
+            ts=self._times.stamp(),
+            store_ts=self._times.now_ns(),
+            seed=self.seed_for(control_size(payload)),
         )
         segment = -1 if segment_seq is None else segment_seq
         self.stage([entry], len(entry), sequence, segment, receipt)
@@ -242,9 +248,11 @@ class WalWriter:
             self.staged_bytes = 0
             self.last_failure = error
             self.on_rollback(failed.first, error)
-        for group in dropped:
-            for receipt in group.receipts:
-                receipt.complete(error)
+            # Before the lock is given back: what is staged next gets these sequences, and who
+            # stages it must be able to see that they failed (``Store.put(after=…)``).
+            for group in dropped:
+                for receipt in group.receipts:
+                    receipt.complete(error)
         self._tell()
 
     # Upkeep
@@ -261,8 +269,7 @@ class WalWriter:
     def _empty_file(self) -> Group:
         """Plan a file with nothing in it yet; the lock is held and nothing is staged."""
         self._plan.end_file()
-        self._plan.add(0)
-        return Group(self.next_sequence, new_file=True)
+        return Group(self.next_sequence, self._plan.add(0))
 
     def _make_file(self, group: Group) -> None:
         try:
@@ -318,10 +325,13 @@ class WalWriter:
         with self._files.names:
             return self._files.is_retirable(sealed_through)
 
-    def first_kept(self, sealed_through: int = -1) -> int:
-        """The sequence the log will begin with after :meth:`retire`."""
+    def first_kept(self, sealed_through: int = -1, covered: int | None = None) -> int:
+        """The sequence the log will begin with after :meth:`retire`.
+
+        ``covered``: entries from this sequence on are in no checkpoint, and stay.
+        """
         with self._files.names:
-            first = self._files.first_kept(sealed_through)
+            first = self._files.first_kept(sealed_through, covered)
         return self.next_sequence if first is None else first
 
     def retire(self, sealed_through: int, keep_from: int | None = None) -> int:

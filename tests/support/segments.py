@@ -12,6 +12,7 @@ from quiver.format.fingerprint import schema_fingerprint
 from quiver.format.ipc import encode_batch
 from quiver.format.record import NO_ATTRIBUTES, BundleMeta, EncodedSlot
 from quiver.segment.accumulator import OpenSegment
+from quiver.segment.reader import SegmentReader
 
 
 def memory_disk(image: Mapping[str, bytes] | None = None) -> Disk:
@@ -59,3 +60,22 @@ def open_segment(
         slots = slots_of(bundle)
         segment.append(slots, meta_of(slots, first_sequence + number))
     return segment
+
+
+def rot(disk: Disk, path: str, position: int, flip: int = 0xFF) -> None:
+    """Change one byte of a file in memory behind everybody's back, open or not."""
+    raw = disk.raw
+    assert isinstance(raw, MemoryDisk)
+    folder, _, name = path.rpartition("/")
+    with raw.mutex:
+        inode = raw._names[folder][name]
+        assert inode is not None
+        inode.thawed()[position] ^= flip
+
+
+def data_of(disk: Disk, seq: int, index: int) -> int:
+    """The place of a byte in the data of a bundle with one slot."""
+    reader = SegmentReader.open(disk, seq)
+    (at,) = reader._manifest.places(index)
+    chunk = reader._manifest.chunk(index, at)
+    return chunk.offset + chunk.length - 20

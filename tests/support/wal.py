@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +13,15 @@ from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
 from quiver.disk.seam import RawDisk
 from quiver.errors import QuiverError
-from quiver.format.wal_entry import PreparedBody, seal_bundle
-from quiver.format.wal_header import layout_hash
+from quiver.format.wal_entry import (
+    COMMIT,
+    PREFIX_SIZE,
+    V1_PREFIX_SIZE,
+    PreparedBody,
+    seal_bundle,
+)
+from quiver.format.wal_header import decode_header, layout_hash
+from quiver.format.wal_scan import Found, read_one
 from quiver.ids import BundleRef
 from quiver.wal.contents import LogContents, LogStart
 from quiver.wal.reader import read_log
@@ -91,10 +99,17 @@ class Log:
         with self.lock:
             sequence = self.writer.next_sequence
             ack = Ack(sequence, payload)
+            size = prepared.entry_size()
             entry = seal_bundle(
-                prepared, sequence, self.writer.durable_before, BundleRef(segment, sequence), TS
+                prepared,
+                sequence,
+                self.writer.durable_before,
+                BundleRef(segment, sequence),
+                TS,
+                store_ts=TS,
+                seed=self.writer.seed_for(size),
             )
-            self.writer.stage(entry, prepared.entry_size(), sequence, segment, ack)
+            self.writer.stage(entry, size, sequence, segment, ack)
         self.acks.append(ack)
         return ack
 
@@ -129,6 +144,25 @@ def reopened(raw: RawDisk, config: WalConfig | None = None) -> Log:
     contents = read_log(disk, layout_hash=LAYOUT)
     repair_tail(disk, contents)
     return Log(raw, config, contents.start(), disk)
+
+
+def as_v1(data: bytes) -> bytes:
+    """The same log file as 0.1.0 would have written it: no salt, no store time, no slots."""
+    header = decode_header(data)
+    view, at, entries = memoryview(data), header.size, b""
+    while isinstance(found := read_one(view, at, header.framing), Found):
+        body = data[at + 4 : found.end - 4]
+        rest = body[PREFIX_SIZE:]
+        if found.kind == COMMIT:
+            slots = 22 + int.from_bytes(rest[20:22], "little")
+            rest = (
+                rest[:slots] + rest[slots + 2 + int.from_bytes(rest[slots : slots + 2], "little") :]
+            )
+        old = body[:V1_PREFIX_SIZE] + rest
+        entries += struct.pack("<I", len(old)) + old + struct.pack("<I", zlib.crc32(old))
+        at = found.end
+    head = data[:10] + struct.pack("<H", 1) + data[12:48] + bytes(4) + data[52:60]
+    return head + struct.pack("<I", zlib.crc32(head)) + entries + data[at:]
 
 
 def image(log: Log) -> dict[str, bytes]:

@@ -80,9 +80,9 @@ def test_what_comes_in_fits_under_the_cap(usage: Usage, need: int, evictable: in
 
 
 def test_all_that_takes_disk_space_counts() -> None:
-    """Scenario: segments, log, reserve, deleted files still mapped. Guarantee: all on disk; what
-    is unwritten is bound for it."""
-    usage = Usage(segments=1, log=10, reserve=100, mapped=1000, unwritten=10_000)
+    """Scenario: segments, log, reserve, staged files. Guarantee: all on disk; what is unwritten
+    is bound for it."""
+    usage = Usage(segments=1, log=10, reserve=100, stages=1000, unwritten=10_000)
     assert usage.on_disk == 1111
     assert usage.committed == 11_111
 

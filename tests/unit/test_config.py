@@ -326,3 +326,15 @@ def test_every_default_in_the_table_can_be_given_back() -> None:
     env["QUIVER_VALIDATION"] = "full"
     assert Config.load(env=env) == Config()
     assert len(setting_names()) == len(settings())
+
+
+def test_what_is_mapped_can_not_be_verified_always() -> None:
+    """Scenario: both settings of reading, together. Guarantee: reads are verified each time by
+    default; a mapping is verified once, also where a file of before only asks for a mapping;
+    a promise that can't be kept is refused, with what to set instead."""
+    assert Config().verified_always
+    assert not Config(read_mode="mmap").verified_always
+    assert not Config(read_mode="mmap", verify="once").verified_always
+    assert not Config(verify="once").verified_always
+    with pytest.raises(ConfigError, match=r"verify .*once with read_mode mmap.*to pread"):
+        Config.load(env={}, read_mode="mmap", verify="always")

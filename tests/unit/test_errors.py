@@ -53,7 +53,15 @@ def test_every_error_says_whose_fault_it_is() -> None:
 def test_only_load_and_locks_are_worth_a_retry() -> None:
     """Scenario: a client retries what is retryable. Guarantee: never damage or bad input."""
     retryable = {kind.__name__ for kind in TREE if kind.retryable}
-    assert retryable == {"Busy", "Backpressure", "StorageFull", "StoreLocked", "WaitTimeout"}
+    assert retryable == {
+        "Busy",
+        "Backpressure",
+        "StorageFull",
+        "StoreLocked",
+        "OutOfResources",
+        "OutOfTurn",
+        "WaitTimeout",
+    }
 
 
 def test_text_is_message_then_advice() -> None:

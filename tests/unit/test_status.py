@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"\| ([QJADSC]\d+) \| (.+?) \| (.+?) \|")
-LAST = {"Q": 45, "J": 29, "A": 84, "D": 79, "S": 11, "C": 8}
+LAST = {"Q": 45, "J": 29, "A": 84, "D": 79, "S": 11, "C": 9}
 TEST = re.compile(r"`([^`]+)::([^`]+)`")
 
 

@@ -23,10 +23,14 @@ from flight_service.client import (
     connect,
 )
 from flight_service.client.call import Arrived, Call
-from flight_service.protocol.exchange import ServerMessage
+from flight_service.client.feed import Feed
+from flight_service.protocol.exchange import ClientMessage, ServerMessage
 from flight_service.server import Server
+from flight_service.server.bundles import Wrapped
 from flight_service.server.claims import Poison
 from flight_service.server.dead_letters import DeadLetters
+from flight_service.server.exchange import ExchangeCall
+from quiver import BundleRef
 from tests.wire.bare import logs
 from tests.wire.conftest import MakeServer
 from tests.wire.process import ServerProcess
@@ -455,3 +459,110 @@ def test_when_a_drain_ends_poison_is_a_dead_letter(
     monkeypatch.setattr(DeadLetters, "_bury", slowly)
     assert deliveries_when_all_fail(stream, "fragile") == [1]
     assert drain(q.stream("t-dead"), "reader") == [0]
+
+
+class Standstill:
+    """The client's side stands still: nothing is sent until it goes on; what comes is counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+        self._going = threading.Event()
+        self._came = threading.Semaphore(0)
+        self.told = threading.Event()
+        """The server has said that the lease is over."""
+        take = Feed._take
+
+        def take_and_count(feed: Feed, message: ServerMessage | list[Arrived]) -> None:
+            take(feed, message)
+            if isinstance(message, list):
+                self._came.release(len(message))
+            elif message.type == "expired":
+                self.told.set()
+
+        monkeypatch.setattr(Feed, "_take", take_and_count)
+
+    def begin(self) -> None:
+        send = Call.send
+
+        def send_later(call: Call, message: ClientMessage) -> bool:
+            return self._going.wait(60.0) and send(call, message)
+
+        self._patch.setattr(Call, "send", send_later)
+
+    def end(self) -> None:
+        self._going.set()
+
+    def await_bundles(self, count: int) -> None:
+        for _ in range(count):
+            assert self._came.acquire(timeout=30.0)
+
+
+def test_a_copy_that_came_while_its_ack_was_on_its_way_is_not_handed_out(
+    t: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario: bundles are acked, the client stands still for longer than its lease before
+    it can say so, and the server delivers them again on the same call. Guarantee: after a
+    durable flush they are not handed out, though their copies came before it."""
+    standstill = Standstill(monkeypatch)
+    with t.subscribe("s", lease=0.5, prefetch=40) as feed:
+        bundles = [next(feed) for _ in range(10)]
+        standstill.await_bundles(10)
+        standstill.begin()
+        for bundle in bundles:
+            bundle.ack()
+        standstill.await_bundles(10)
+        standstill.end()
+        feed.flush(60, durable=True)
+        assert feed.next_bundle(timeout=0.5) is None
+        assert t.lag("s").bundles == 0
+
+
+def test_what_expired_in_the_buffer_comes_again_once(
+    t: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario: bundles that nobody has looked at yet expire while the client stands still,
+    and the server delivers them again on the same call. Guarantee: each is handed out, once."""
+    standstill = Standstill(monkeypatch)
+    with t.subscribe("s", lease=0.5, prefetch=40) as feed:
+        standstill.await_bundles(10)
+        standstill.begin()
+        standstill.await_bundles(10)
+        assert standstill.told.wait(30.0)
+        standstill.end()
+        bundles = [feed.next_bundle(10.0) for _ in range(10)]
+        assert sorted(number_of(one) for one in bundles if one) == list(range(10))
+        assert feed.next_bundle(timeout=0.3) is None
+
+
+def test_a_copy_claimed_before_an_ack_is_not_sent_after_it(
+    t: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario: the server has claimed bundles a second time, their lease being over, and
+    takes the acks of the first delivery before it sends them. Guarantee: it does not send
+    them, and the client's room for them is not lost."""
+    standstill = Standstill(monkeypatch)
+    acked, again = threading.Event(), threading.Event()
+    write, told = ExchangeCall._write, []
+
+    def write_after_the_acks(
+        call: ExchangeCall, message: Wrapped, refs: list[BundleRef]
+    ) -> set[BundleRef]:
+        again.set()
+        assert acked.wait(60.0)
+        told.append(write(call, message, refs))
+        return told[-1]
+
+    with t.subscribe("s", lease=0.5, prefetch=40) as feed:
+        bundles = [next(feed) for _ in range(10)]
+        standstill.begin()
+        monkeypatch.setattr(ExchangeCall, "_write", write_after_the_acks)
+        for bundle in bundles:
+            bundle.ack()
+        assert again.wait(30.0)
+        standstill.end()
+        feed.flush(60, durable=True)
+        acked.set()
+        assert feed.next_bundle(timeout=0.5) is None
+        assert any(told)
+        fill(t, range(10, 20))
+        assert sorted(number_of(next(feed)) for _ in range(10)) == list(range(10, 20))

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from flight_service.client import Client, Delivered, Subscription, connect
+from flight_service.client.call import Arrived
+from flight_service.client.outcomes import Group
+from flight_service.protocol.actions import Outcomes
+from flight_service.protocol.exchange import ServerMessage
 from tests.wire.bare import logs
 from tests.wire.process import ServerProcess
 
@@ -80,4 +84,74 @@ def test_a_flush_waits_for_a_server_that_is_away(client: Client, process: Server
         flusher.join()
         process.kill()
         process.start()
+        assert client.stream("t").lag("s").bundles == 0
+
+
+def test_a_copy_that_came_before_its_ack_was_said_again_is_not_handed_out(
+    client: Client, process: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario: confirmed acks die with the server; it comes back and delivers again while
+    the client is saying them again. Guarantee: what a flush has made durable is not handed
+    out afterwards, though its copy was there first."""
+    feed, bundles = taken(client)
+    with feed:
+        for bundle in bundles:
+            bundle.ack()
+        feed.flush()
+        behind, saying, came = feed._feed, threading.Event(), threading.Semaphore(0)
+        say, take = behind._say, behind._take
+
+        def say_after_the_copies(group: Group) -> Outcomes:
+            saying.set()
+            for _ in range(COUNT):
+                assert came.acquire(timeout=30.0)
+            return say(group)
+
+        def take_while_saying(message: ServerMessage | list[Arrived]) -> None:
+            if isinstance(message, list):
+                assert saying.wait(30.0)
+            take(message)
+            if isinstance(message, list):
+                came.release(len(message))
+
+        monkeypatch.setattr(behind, "_say", say_after_the_copies)
+        monkeypatch.setattr(behind, "_take", take_while_saying)
+        process.kill()
+        process.start()
+        with behind._lock:
+            assert behind._changed.wait_for(lambda: behind.reconnects and behind._call, 30.0)
+        feed.flush(60, durable=True)
+        assert client.stream("t").lag("s").bundles == 0
+        assert feed.next_bundle(timeout=0.5) is None
+
+
+def test_late_acks_are_on_the_disk_of_the_server_that_took_them(
+    client: Client, process: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario: the server dies with acks on their way; they are said again to its second
+    life, which dies before the next call reaches it. Guarantee: a durable flush by the third
+    life speaks of them too."""
+    feed, bundles = taken(client)
+    with feed:
+        behind = feed._feed
+        say = behind._say
+        lives: list[int] = []
+
+        def say_and_kill(group: Group) -> Outcomes:
+            told = say(group)
+            if not lives:
+                lives.append(2)
+                process.kill()
+                process.start()
+            return told
+
+        monkeypatch.setattr(behind, "_say", say_and_kill)
+        process.kill()
+        for bundle in bundles:
+            bundle.ack()
+        process.start()
+        feed.flush(60, durable=True)
+        process.kill()
+        process.start()
+        assert lives
         assert client.stream("t").lag("s").bundles == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import threading
 import urllib.error
@@ -207,3 +209,17 @@ def test_two_hundred_connections(server: Server) -> None:
         assert act(client, "status", stream="t")["streams"]["t"]["bundles"] == 200
     for client in clients:
         client.close()
+
+
+def test_sigusr1_prints_all_stacks_and_serving_goes_on(
+    process: ServerProcess, tmp_path: Path
+) -> None:
+    """Scenario: an operator asks a running server where its threads are. Guarantee: the stacks of
+    all of them are on standard error, and the server serves on."""
+    os.kill(process.pid, signal.SIGUSR1)
+    log = tmp_path / "server.log"
+    eventually(lambda: "Current thread" in log.read_text())
+    said = log.read_text()
+    assert "in _run_ticks" in said
+    assert "in serve_until_told" in said
+    assert fetch(process.http_port, "/healthz") == (200, "ok\n")

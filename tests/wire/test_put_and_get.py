@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.flight as flight
 
 from tests.wire.bare import act, fails, get, info, logs, put_bundles, put_slot
+from tests.wire.conftest import MakeServer, connect
 
 
 def test_slot_mode_there_and_back(client: flight.FlightClient) -> None:
@@ -74,6 +76,34 @@ def test_keys_make_repeats_harmless(client: flight.FlightClient) -> None:
     assert found[1]["ref"] == found[0]["ref"]
     assert found[2]["code"] == "key_conflict"
     assert [one.get("key") for one in found] == ["a", "a", "a", "b"]
+
+
+def test_a_lost_bundle_can_be_sent_again(make_server: MakeServer, tmp_path: Path) -> None:
+    """Scenario: a segment is damaged while the server is down, a read finds it, its bundle goes
+    on record as lost, and its producer sends it again under its key, in another layout.
+    Guarantee: `ok` and durable with a new ref and no other field or status than ever; then `dup`
+    of that one."""
+    sent = {"key": "a"}
+    server = make_server()
+    with connect(server) as client:
+        (first,) = put_slot(client, "t", [logs(1, 2)], [sent])
+        act(client, "flush", stream="t")
+    server.stop()
+    (segment,) = (tmp_path / "data" / "streams" / "t").rglob("*.qseg")
+    segment.chmod(0o600)
+    data = bytearray(segment.read_bytes())
+    message = logs(1, 2).serialize().to_pybytes()
+    data[data.index(message) + len(message) - 64] ^= 1
+    segment.write_bytes(data)
+    with connect(make_server()) as client:
+        ticket = json.dumps({"v": 1, "stream": "t", "refs": [first["ref"]]})
+        fails("expired", get, client, flight.Ticket(ticket))
+        (again,) = put_slot(client, "t", [logs(9, 1, 2, 9).slice(1, 2)], [sent])
+        (third,) = put_slot(client, "t", [logs(1, 2)], [sent])
+    assert [one["status"] for one in (first, again, third)] == ["ok", "ok", "dup"]
+    assert again["durability"] == "durable"
+    assert again.keys() == first.keys()
+    assert first["ref"] != again["ref"] == third["ref"]
 
 
 def test_one_bad_bundle_does_not_end_the_call(client: flight.FlightClient) -> None:

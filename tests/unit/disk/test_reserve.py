@@ -33,16 +33,29 @@ def test_letting_go_makes_room_on_a_full_disk() -> None:
 
 
 def test_it_comes_back_only_when_there_is_room_to_spare() -> None:
-    """Scenario: space returns bit by bit.
+    """Scenario: it was released, and space returns bit by bit.
 
     Guarantee: not taken while that would leave less than it takes; taken after.
     """
     raw = MemoryDisk(capacity=399)
     reserve = Reserve(Disk(raw), 200)
+    reserve.restore()
+    reserve.release()
     assert not reserve.restore()
     assert raw.image() == {}
     raw.capacity = 400
     assert reserve.restore()
+    assert reserve.restore()
+    assert reserve.held == 200
+
+
+def test_a_small_disk_has_one_too() -> None:
+    """Scenario: a store begins on a disk that has room for its reserve and little else.
+
+    Guarantee: it is taken at once, before data takes the room: without it, acks could not be
+    written on the full disk, nothing would be deleted, and the disk would stay full.
+    """
+    reserve = Reserve(Disk(MemoryDisk(capacity=250)), 200)
     assert reserve.restore()
     assert reserve.held == 200
 

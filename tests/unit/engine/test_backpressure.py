@@ -12,6 +12,7 @@ import pytest
 from quiver import Background, Backpressure, MemoryBudget, Reason, Store, SystemClock
 from quiver.errors import ConfigError, StorageFull
 from quiver.metrics import INGEST_THROTTLE, SEGMENT_FINALIZED
+from quiver.sealing import MAX_PAUSE
 from tests.support.faulty import FOREVER, Fault
 from tests.support.stores import SECONDS, World, ack_all, payload, run_in_threads
 from tests.unit.engine.test_retention import CAP, SMALL
@@ -86,6 +87,7 @@ def test_segments_that_can_not_be_written() -> None:
     error = refused(world, lambda: world.put(4))
     assert error.reason is Reason.ROLLOVER
     world.faulty.heal()
+    world.clock.advance(MAX_PAUSE)
     world.put_durable(4)
     assert world.drain() == [0, 1, 2, 3, 4]
 
@@ -101,6 +103,7 @@ def test_segments_that_wait_for_a_full_disk_say_so() -> None:
     assert isinstance(error, StorageFull)
     assert error.reason is Reason.DISK
     world.faulty.heal()
+    world.clock.advance(MAX_PAUSE)
     world.put_durable(4)
     assert world.drain() == [0, 1, 2, 3, 4]
 
@@ -116,6 +119,7 @@ def test_a_full_log_ends_in_a_segment_and_then_in_backpressure() -> None:
     log = {p: d for p, d in world.raw.image().items() if p.startswith("wal/quiver.wal")}
     assert sum(map(len, log.values())) <= 40 << 10
     world.faulty.heal()
+    world.clock.advance(MAX_PAUSE)
     for _ in range(50):
         world.store.put({"Logs": big()}).wait()
         log = {p: d for p, d in world.raw.image().items() if p.startswith("wal/quiver.wal")}
@@ -298,11 +302,15 @@ def test_a_put_waits_for_room_as_long_as_it_was_told() -> None:
 def test_early_finalize_under_disk_pressure() -> None:
     """Scenario: the store is close to its cap, and the open segment is more than half full.
     Guarantee: the next round writes it early, so that it can be cleaned up."""
-    world = World(**SMALL, retention={"size_cap": CAP})
+    # A segment well above what each of its files costs on top.
+    settings = SMALL | {"segment": {"target_size": "32KiB"}}
+    settings["wal"] = SMALL["wal"] | {"max_size": "80KiB"}
+    cap = CAP + (168 << 10)
+    world = World(**settings, retention={"size_cap": cap})
     early = world.store.metrics.counter(SEGMENT_FINALIZED, trigger="pressure")
     while not early.value:
         usage = world.store.status().usage
         world.store.put({"Logs": payload(300)}).wait()
         world.store.maintain()
-    assert 4096 - 1000 < usage.unwritten < 8192, "at least half full, not quite full"
-    assert usage.committed > CAP - 3 * 8192, "and close to the cap"
+    assert 16_384 - 1000 < usage.unwritten < 32_768, "at least half full, not quite full"
+    assert usage.committed > cap - 3 * 32_768, "and close to the cap"

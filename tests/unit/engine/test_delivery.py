@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from quiver import Background, BundleRef, Outcome, SystemClock
+from quiver.disk.disk import Disk
 from quiver.errors import (
     BundleGone,
     Busy,
@@ -18,6 +19,7 @@ from quiver.errors import (
     UnknownBundle,
 )
 from tests.support.faulty import Fault
+from tests.support.segments import data_of
 from tests.support.stores import SECONDS, World, batch, flipped, number_of, run_in_threads
 
 
@@ -364,7 +366,8 @@ def test_a_claim_of_what_turns_out_lost(world: World) -> None:
     world.store.subscribe("r")
     refs = world.sealed(1)
     world.store.close()
-    world.change("segments/0000000000000000.qseg", lambda data: flipped(data, 70))
+    place = data_of(Disk(world.raw), 0, 0)
+    world.change("segments/0000000000000000.qseg", lambda data: flipped(data, place))
     world.open()
     reader = world.store.subscribe("r")
     with pytest.raises(BundleGone) as caught:

@@ -12,6 +12,7 @@ import pytest
 
 import quiver
 from quiver import Background
+from quiver.disk import quarantine
 from quiver.errors import (
     InvalidInput,
     IoFault,
@@ -215,7 +216,9 @@ def test_an_interrupted_put_uses_no_ref_twice(
     what was durable before."""
     store = world.store
     store.put({"Logs": batch(1)}).wait()
-    monkeypatch.setattr(store._tail, "append", once(KeyboardInterrupt(), store._tail.append))
+    monkeypatch.setattr(
+        store._segments, "append", once(KeyboardInterrupt(), store._segments.append)
+    )
     with pytest.raises(KeyboardInterrupt):
         store.put({"Logs": batch(2)})
     with pytest.raises(IoFault):
@@ -364,15 +367,15 @@ def test_a_segment_is_set_aside_once(world: World) -> None:
     receipt = store.put({"Logs": batch(5)}).wait()
     store.flush()
     seq = receipt.ref.segment_seq
-    info = store._parts.catalog.info(seq)
+    info = store._parts.segments.info(seq)
     assert info is not None
     damage = SegmentChecksum("it is damaged.")
-    store._upkeep.sweeping.lose(info, damage)
+    store._upkeep.healing.heal(info, damage)
     assert number_of(store.read(receipt.ref)["Logs"]) == 5  # from memory
     store.flush()
-    store._upkeep.sweeping.lose(info, damage)
-    assert store._parts.catalog.info(seq) is not None
-    assert len(store._parts.catalog.quarantined) == 1
+    store._upkeep.healing.heal(info, damage)
+    assert store._parts.segments.info(seq) is not None
+    assert len(world.files("quarantine/")) == 1
     assert number_of(store.read(receipt.ref)["Logs"]) == 5
 
 
@@ -384,10 +387,10 @@ def test_a_failed_setting_aside_changes_nothing(
     store = world.store
     receipt = store.put({"Logs": batch(5)}).wait()
     store.flush()
-    info = store._parts.catalog.info(receipt.ref.segment_seq)
+    info = store._parts.segments.info(receipt.ref.segment_seq)
     assert info is not None
-    failing: Callable[..., object] = once(IoFault("no."), store._parts.catalog.quarantine)
-    monkeypatch.setattr(store._parts.catalog, "quarantine", failing)
+    failing: Callable[..., object] = once(IoFault("no."), quarantine.move)
+    monkeypatch.setattr(quarantine, "move", failing)
     with pytest.raises(IoFault):
-        store._upkeep.sweeping.lose(info, SegmentChecksum("it is damaged."))
-    assert store._tail.segment_count == 0
+        store._upkeep.healing.heal(info, SegmentChecksum("it is damaged."))
+    assert store._segments.in_memory == 0

@@ -67,7 +67,7 @@ def test_files_are_read_without_copies(tmp_path: Path) -> None:
     """Scenario: a large batch out of a mapped segment. Guarantee: no memory of its size is
     allocated for it: it is the file."""
     big = pa.record_batch({"n": pa.array(range(500_000), pa.int64())})
-    with quiver.open(tmp_path, reserve=0) as store:
+    with quiver.open(tmp_path, reserve=0, read_mode="mmap") as store:
         ref = store.put({"Logs": big}).wait().ref
         store.flush()
         store.read(ref)

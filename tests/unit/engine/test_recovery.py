@@ -21,6 +21,7 @@ from quiver.errors import (
 from quiver.events import RECOVERY_PROGRESS
 from quiver.metrics import RECOVERY_BUNDLES, SEGMENT_QUARANTINED, TORN_TAILS
 from quiver.wal.contents import LogEntry
+from tests.support.segments import data_of
 from tests.support.stores import World, flipped
 
 SEGMENT = "segments/0000000000000000.qseg"
@@ -173,7 +174,7 @@ def test_a_bad_segment_without_a_log_is_recorded_as_lost(world: World, how: str)
     world.sealed(1, 2)
     world.sealed(3)
     world.store.close()
-    world.change(SEGMENT, (lambda _: None) if how == "missing" else (lambda d: d[:-20]))
+    world.change(SEGMENT, (lambda _: None) if how == "missing" else (lambda d: d[:60]))
     store = world.open()
     [loss] = store.report.lost
     assert (loss.segment_seq, loss.reason) == (0, "damaged")
@@ -188,20 +189,25 @@ def test_a_bad_segment_without_a_log_is_recorded_as_lost(world: World, how: str)
 
 def test_damage_found_while_reading_is_recorded(world: World) -> None:
     """Found: a flipped byte in the middle of a segment that nothing but its checksum shows,
-    at the first read. Done: set aside, recorded as lost; the reader goes on with the next."""
+    at the first read. Done: its bundle is recorded as lost, the reader goes on with the next;
+    the file is written again without it."""
     world.store.subscribe("r")
     world.sealed(1, 2)
     world.sealed(3)
     world.store.close()
-    world.change(SEGMENT, lambda data: flipped(data, 70))
+    place = data_of(Disk(world.raw), 0, 0)
+    world.change(SEGMENT, lambda data: flipped(data, place))
     store = world.open()
     assert store.status().state == "ok", "a start does not read all segments"
-    assert world.drain("r") == [3]
-    assert world.files("quarantine/") == [f"quarantine/{SEGMENT.partition('/')[2]}"]
+    assert world.drain("r") == [2, 3]
+    store.flush()
+    (copy,) = world.files("quarantine/")
+    assert copy.startswith(f"quarantine/{SEGMENT.partition('/')[2]}.")
     assert store.metrics.counter(SEGMENT_QUARANTINED).value == 1
     status = store.status()
     assert status.state == "degraded"
-    assert dict(status.losses[0].subscribers) == {"r": 2}
+    assert dict(status.losses[0].subscribers) == {"r": 1}
+    assert status.losses[0].indexes == ((0, 1),)
     assert status.subscribers[0].lag.bundles == 0
 
 

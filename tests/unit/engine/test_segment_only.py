@@ -10,7 +10,7 @@ import pytest
 from quiver import Background
 from quiver.errors import StoreClosed, UnknownBundle
 from tests.support.faulty import FOREVER, Fault
-from tests.support.stores import SECONDS, World
+from tests.support.stores import SECONDS, World, batch, flipped
 
 
 def world_without_log(**settings: Any) -> World:
@@ -120,3 +120,45 @@ def test_a_store_can_change_its_mode(end: str) -> None:
     getattr(world, end)()
     assert [world.number_at(ref) for ref in refs] == [1, 2, 3, 4]
     assert world.drain() == [1, 2, 3, 4]
+
+
+def test_keys_outlive_damage_that_cost_no_bundle() -> None:
+    """Scenario: a keyed bundle is in one segment only, a byte between its streams rots, and the
+    process is killed. Guarantee: the bundle is there, and its repeat is a duplicate."""
+    world = world_without_log()
+    ref = world.put(1, key="k").wait().ref
+    path = f"segments/{ref.segment_seq:016x}.qseg"
+    world.change(path, lambda data: flipped(data, len(data) // 3))
+    store = world.kill()
+    assert (world.number_at(ref), store.losses) == (1, ())
+    again = world.put(1, key="k").wait()
+    assert (again.duplicate, again.ref) == (True, ref)
+
+
+def test_keys_of_a_damaged_segment_keep_their_order() -> None:
+    """Scenario: of three segments with a key each the first one rots, and the process is killed;
+    a new slot makes the store write its checkpoint. Guarantee: the next start finds a checkpoint
+    that it can read, and every repeat is a duplicate."""
+    world = world_without_log()
+    refs = [world.put(number, key=f"k{number}").wait().ref for number in range(3)]
+    path = f"segments/{refs[0].segment_seq:016x}.qseg"
+    world.change(path, lambda data: flipped(data, len(data) // 3))
+    world.kill().put({"Traces": batch(3)}, key="k3").wait()
+    world.kill()
+    again = [world.put(number, key=f"k{number}").wait() for number in range(3)]
+    assert [(one.duplicate, one.ref) for one in again] == [(True, ref) for ref in refs]
+
+
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
+def test_names_outlive_damage_of_the_only_segment_that_has_them(at: float) -> None:
+    """Scenario: a slot's first bundle is in one segment, whose file rots while the process is
+    killed; there is no log. Guarantee: what can be read of it has its slot's name."""
+    world = world_without_log()
+    ref = world.store.put({"Traces": batch(1)}).wait().ref
+    path = f"segments/{ref.segment_seq:016x}.qseg"
+    world.change(path, lambda data: flipped(data, int(len(data) * at)))
+    store = world.kill()
+    if not store.losses:
+        assert list(store.read(ref)) == ["Traces"]
+    again = store.put({"Traces": batch(2)}).wait().ref
+    assert list(world.kill().read(again)) == ["Traces"]

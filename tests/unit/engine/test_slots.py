@@ -8,8 +8,14 @@ import pyarrow as pa
 import pytest
 
 from quiver import OTAP_SLOTS
-from quiver.errors import InvalidBundle, InvalidName, LayoutMismatch, LimitExceeded
-from tests.support.stores import World, batch, number_of
+from quiver.disk.disk import Disk
+from quiver.errors import InvalidBundle, InvalidName, LayoutMismatch, LimitExceeded, WalCorrupt
+from quiver.fsck.mend import mend
+from tests.support.stores import World, batch, flipped, number_of
+
+LOG = "wal/quiver.wal"
+HEAD = 64
+"""Bytes of a log file before its first entry."""
 
 
 @pytest.mark.parametrize("end", ["restart", "kill", "power_cut"])
@@ -34,6 +40,68 @@ def test_names_outlive_log_and_segments(world: World) -> None:
     world.restart()
     ref = world.store.put({"B": batch(2)}).wait().ref
     assert set(world.store.read(ref, slots=[1])) == {"B"}, "id 0 belongs to A"
+
+
+def repaired(world: World) -> None:
+    """What an operator does when an open refuses."""
+    world.raw.locked.clear()
+    mend(Disk(world.raw), world.clock, where="mem")
+    world.open()
+
+
+def without_the_name_entry() -> World:
+    """A killed store whose log has lost its first entry, the one that named the slot."""
+    world = World()
+    world.store.put({"Traces": batch(1)}, key="k").wait()
+    world.put_durable(2)  # says that what was before it had been synced
+    world.change(LOG, lambda data: flipped(data, HEAD))
+    world.raw.locked.clear()
+    with pytest.raises(WalCorrupt):
+        world.open()
+    return world
+
+
+def test_a_bundle_keeps_its_name_without_the_entry_that_gave_it() -> None:
+    """Scenario: one byte of the log rots, in the entry that named a slot; the log is repaired.
+    Guarantee: the bundle behind it, which was not touched, is read under the name it was put
+    under, and the name's id is not given to another."""
+    world = without_the_name_entry()
+    repaired(world)
+    assert set(world.store.read((0, 0))) == {"Traces"}
+    later = world.store.put({"Metrics": batch(3)}).wait().ref
+    assert set(world.store.read(later)) == {"Metrics"}
+    assert world.store.losses == (), "no bundle is lost"
+
+
+def test_a_resend_after_a_repair_does_not_conflict_with_itself() -> None:
+    """Scenario: the same, and the producer sends the bundle again under its key. Guarantee: a
+    duplicate of what can be read, not a conflict."""
+    world = without_the_name_entry()
+    repaired(world)
+    again = world.store.put({"Traces": batch(1)}, key="k").wait()
+    assert (again.duplicate, again.ref) == (True, (0, 0))
+
+
+def test_a_staged_file_keeps_its_names_through_a_repair() -> None:
+    """Scenario: a transaction has staged a file; the log entry that named its slot rots, and the
+    log is repaired; another name comes; the transaction is staged again or committed. Guarantee:
+    its bundles are read under the name they were staged under."""
+    world = World()
+    with world.store.stage("app", 1, "a") as stage:
+        stage.put({"Traces": batch(1)})
+        stage.finish()
+    world.put_durable(2)
+    world.change(LOG, lambda data: flipped(data, HEAD))
+    repaired(world)
+    world.store.put({"Metrics": batch(3)}).wait()
+    world.store.commit("app", 1, ["a"])
+    names = {
+        number_of(found): name
+        for seq, count in world.store.segments()
+        for index in range(count)
+        for name, found in world.store.read((seq, index)).items()
+    }
+    assert names == {1: "Traces", 2: "Logs", 3: "Metrics"}
 
 
 def test_a_declared_table_is_all_there_is() -> None:

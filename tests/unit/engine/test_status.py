@@ -9,7 +9,9 @@ import logging
 import pytest
 
 from quiver import events as e
+from quiver.disk.disk import Disk
 from quiver.errors import Backpressure
+from tests.support.segments import data_of
 from tests.support.stores import World, flipped, payload
 from tests.unit.engine.test_retention import CAP, SMALL
 
@@ -50,7 +52,7 @@ def test_status_after_losses_is_degraded_and_says_why(world: World) -> None:
     world.store.subscribe("r")
     world.sealed(1)
     world.store.close()
-    world.change("segments/0000000000000000.qseg", lambda data: flipped(data, len(data) - 10))
+    world.change("segments/0000000000000000.qseg", lambda data: data[:60])
     world.open()
     world.drain("r")
     status = world.store.status()
@@ -99,9 +101,11 @@ def test_events_for_what_an_operator_must_know(
         assert bundle is not None
         bundle.reject("bad")
         world.store.close()
-        world.change("segments/0000000000000000.qseg", lambda data: flipped(data, 70))
+        place = data_of(Disk(world.raw), 0, 1)
+        world.change("segments/0000000000000000.qseg", lambda data: flipped(data, place))
         world.open()
         world.drain("r")
+        world.store.flush()
         world.put_durable(3)
         whole = len(world.raw.image()["wal/quiver.wal"])
         world.put_durable(4)

@@ -331,15 +331,15 @@ def test_stages_count_towards_the_disk_budget() -> None:
     """Scenario: stages fill the store's cap. Guarantee: more is refused with the reason,
     nothing passes the cap, and an abort makes room again."""
     world = World(
-        wal={"rotation_target": 4096, "max_size": 16_384},
-        segment={"target_size": 4096},
+        wal={"rotation_target": 4096, "max_size": 40_960},
+        segment={"target_size": 16_384},
         limits={"max_bundle": 4096, "max_unsynced": 4096},
-        retention={"size_cap": 60_000},
+        retention={"size_cap": 120_000},
     )
     one = world.store.stage("app", 0, "a")
     with pytest.raises(Backpressure, match="disk budget"):
         _fill(one)
-    assert world.store.status().usage.on_disk <= 60_000
+    assert world.store.status().usage.on_disk <= 120_000
     one.finish()
     world.store.abort("app", 0)
     world.store.stage("app", 0, "b").put({"Blob": payload(2_000)})

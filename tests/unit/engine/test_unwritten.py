@@ -10,7 +10,7 @@ import pytest
 from quiver.errors import BundleGone, IoFault
 from quiver.metrics import SEGMENT_FINALIZED, SEGMENT_UNWRITTEN
 from quiver.sealing import HOLD_SECONDS, Sealing
-from quiver.tail import Trigger
+from quiver.segment.closing import Trigger
 from tests.support.faulty import Fault
 from tests.support.stores import World, batch
 
@@ -156,7 +156,7 @@ def closed(world: World, *numbers: int) -> Sealing:
     """A closed segment with these bundles, in the hands of nobody."""
     world.put_durable(*numbers)
     with world.store._lock:
-        world.store._tail.close(Trigger.SIZE)
+        world.store._segments.closed(Trigger.SIZE)
     return world.store._upkeep.sealing
 
 

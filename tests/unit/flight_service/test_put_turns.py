@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from flight_service.protocol.put import PutCommand
+from flight_service.protocol.put import ACCEPTED, DURABLE, PutCommand
 from flight_service.protocol.wrapper import BY_NAME, wrap
 from flight_service.server.put import PutCall
-from quiver.errors import Backpressure, InvalidBundle, QuiverError, Reason
+from quiver.errors import Backpressure, InvalidBundle, OutOfTurn, QuiverError, Reason
 
 BUSY = Backpressure(Reason.DISK, "the disk is full", retry_after_ms=7)
 BROKEN = InvalidBundle("this will never do.")
@@ -97,13 +97,18 @@ def _envelope(key: str, resend: int | None) -> bytes:
 
 
 def serve(
-    messages: list[tuple[str, int | None]], outcomes: list[Outcome], *, polite: bool = False
+    messages: list[tuple[str, int | None]],
+    outcomes: list[Outcome],
+    *,
+    polite: bool = False,
+    durability: str = DURABLE,
+    store: Store | None = None,
 ) -> Any:
     """Statuses and codes of all receipts, and what the store kept."""
-    wire, store = Wire(messages, polite=polite), Store(outcomes)
+    wire, store = Wire(messages, polite=polite), store or Store(outcomes)
     PutCall(
         cast(Any, SimpleNamespace(store=store)),
-        PutCommand(stream="t"),
+        PutCommand(stream="t", durability=durability),
         wire,
         wire,
         window=16,
@@ -150,3 +155,74 @@ def test_a_repeat_that_could_not_be_written_keeps_its_number_too() -> None:
     told, kept = serve(tries, [Unwritten(BUSY), Unwritten(BUSY), None], polite=True)
     assert [status for status, _ in told] == ["retry", "retry", "ok"]
     assert kept == ["a"]
+
+
+class FailsLate(Store):
+    """The first bundle can't be written, and that turns out after the server has looked, while
+    it puts the second one."""
+
+    def __init__(self) -> None:
+        super().__init__([None, None])
+        self._failed = threading.Event()
+        self._first: Any = None
+
+    def put_ipc(self, slots: Any, *, key: str, after: Any = None, **rest: Any) -> Any:
+        if self._first is None:
+            self._first = SimpleNamespace(done=False, error=None, key=key, wait=self._wait)
+            return self._first
+        if not self._failed.is_set():
+            self._first.error, self._first.done = BUSY, True
+            self._failed.set()
+        if after is not None and after.error is not None:
+            raise OutOfTurn("the bundle before it could not be written.")
+        return super().put_ipc(slots, key=key, **rest)
+
+    def _wait(self) -> None:
+        assert self._failed.wait(10)
+
+
+def test_a_failure_between_the_look_and_the_put() -> None:
+    """Scenario: a is taken; the server sees nothing wrong with it and puts b, and only then a's
+    group fails. Guarantee: b is not taken before a has come again."""
+    messages: list[tuple[str, int | None]] = [("a", None), ("b", None), ("a", 0), ("b", None)]
+    told, kept = serve(messages, [], store=FailsLate())
+    assert told == [
+        ("retry", "backpressure"),
+        ("retry", "out_of_turn"),
+        ("ok", None),
+        ("ok", None),
+    ]
+    assert kept == ["a", "b"]
+
+
+class Accepted:
+    """A receipt that is answered as accepted, and fails when that was said."""
+
+    done = durable = duplicate = False
+    ref, sequence = (0, 0), 0
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self._errors: list[QuiverError | None] = [None]
+
+    @property
+    def error(self) -> QuiverError | None:
+        return self._errors.pop() if self._errors else BUSY
+
+
+class OnlyAccepts(Store):
+    def put_ipc(self, slots: Any, *, key: str, **rest: Any) -> Any:
+        self.kept.append(key)
+        return Accepted(key)
+
+
+def test_what_was_only_accepted_is_not_waited_for() -> None:
+    """Scenario: a client asks for no more than `accepted`; a is accepted and answered, and then
+    can't be written. Guarantee: b is taken. (It waited for a, which no client sends again: it was
+    told that a is accepted.)"""
+    store = OnlyAccepts([])
+    told, kept = serve(
+        [("a", None), ("b", None)], [], polite=True, durability=ACCEPTED, store=store
+    )
+    assert told == [("ok", None), ("ok", None)]
+    assert kept == ["a", "b"]

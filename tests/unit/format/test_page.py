@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -10,12 +11,24 @@ from struct import Struct, calcsize
 import pyarrow as pa
 import pytest
 
-from quiver.format import cursor, floor, progress, segment, state, wal_entry, wal_header
+from quiver.format import (
+    cursor,
+    floor,
+    guard,
+    keys,
+    progress,
+    segment,
+    state,
+    wal_entry,
+    wal_header,
+)
+from quiver.format.blocks import BLOCK_SIZE
 from quiver.format.manifest import MANIFEST
 from quiver.format.stage import StageLabel
 
 TEXT = (Path(__file__).parents[3] / "docs" / "formats.md").read_text()
 FIELD = re.compile(r"(\d*)([sxBHIQq])")
+LOSS = state.Loss(1, 2, 3, "damaged", 4, {"a": 1})
 ROW = re.compile(r"^\| (\d+) \| (\d+) \| (\w+) \| ?(.*?) ?\|$", re.M)
 
 
@@ -45,8 +58,10 @@ def layout(packed: Struct) -> list[tuple[int, int]]:
         ("### Head", wal_header._OWN),
         ("### Entry", wal_entry._PREFIX),
         ("## Segment floor — `quiver/format/floor.py`", floor._BODY),
+        ("### Guard", guard._SEAL),
         ("## Progress — `quiver/format/progress.py`", progress._HEADER),
         ("## Checkpoint — `quiver/format/state.py`", state._HEADER),
+        ("## Key run — `quiver/format/keys.py`", keys._HEADER),
     ],
 )
 def test_offsets_and_sizes(heading: str, packed: Struct) -> None:
@@ -65,6 +80,7 @@ def test_offsets_and_sizes(heading: str, packed: Struct) -> None:
         ("## Segment floor — `quiver/format/floor.py`", floor._BODY.size),
         ("## Progress — `quiver/format/progress.py`", progress._HEADER.size + 8),
         ("## Checkpoint — `quiver/format/state.py`", state._HEADER.size),
+        ("## Key run — `quiver/format/keys.py`", keys._HEADER.size),
     ],
 )
 def test_the_size_a_head_gives_of_itself(heading: str, value: int) -> None:
@@ -97,7 +113,12 @@ def test_summary_and_state_fields() -> None:
     label = TEXT.partition("and `stage` is an\nobject:")[2].partition("An attempt")[0]
     assert {one.name for one in fields(StageLabel)} == set(re.findall(r"`(\w+)`", label))
     names = {one.name for one in fields(state.Checkpoint)} - others
-    assert set(re.findall(r"`(\w+)`", kept)) == names
+    assert set(re.findall(r"`(\w+)`", kept)) == names | {"needs"}
+    table = TEXT.partition("| member | value |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| (\w+) \|", table, re.M)) == names | {"needs"}
+    row = json.loads(state.encode_state(state.Checkpoint(losses=(LOSS,)))[40:-4])["losses"][0]
+    assert set(row) <= set(re.findall(r"`(\w+)`", table))
+    assert "`" + ", ".join(keys._SCHEMA.names) + "`" in TEXT
 
 
 def test_magics_types_and_fixed_sizes() -> None:
@@ -108,14 +129,20 @@ def test_magics_types_and_fixed_sizes() -> None:
         cursor.MAGIC,
         floor.MAGIC,
         segment.MAGIC,
+        guard.MAGIC,
         progress.MAGIC,
         state._MAGIC,
+        keys.MAGIC,
     ):
         assert f"`{magic.decode().replace(chr(0), chr(92) + '0')}`" in TEXT
     assert wal_entry.MARKER.hex(" ").upper() in TEXT
     assert f"footer  {segment.FOOTER_SIZE}" in TEXT
     assert f"trailer {segment.TRAILER_SIZE}" in TEXT
     assert f"size u16 = {cursor.SIZE}" in TEXT
+    assert f"*Seal*, {guard.SEAL_SIZE} bytes" in TEXT
+    assert f"({guard.STRIPE:,} bytes)" in TEXT
+    assert f"of each {guard.TABLE_BLOCK:,} bytes" in TEXT
+    assert f"{BLOCK_SIZE >> 10} KiB of a message" in TEXT
     for kind, name in (
         (wal_entry.BUNDLE, "bundle"),
         (wal_entry.SLOT_NAME, "slot name"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from quiver.errors import LimitExceeded, ProgressCorrupt, UnsupportedVersion
 from quiver.format.progress import (
     FLAG_DROPPED,
+    FLAG_NAMED,
     MAX_ENTRIES,
     Progress,
     SegmentProgress,
@@ -25,11 +26,11 @@ from quiver.ids import MAX_BUNDLES_PER_SEGMENT
 GOLDEN = Path(__file__).parents[2] / "golden" / "progress"
 
 VALUES = {
-    "v1-finished": Progress(121),
-    "v1-acked": Progress(
+    "finished": Progress(121),
+    "acked": Progress(
         7, {7: SegmentProgress(3, 0b101), 9: SegmentProgress(70, 1 << 69 | 1 << 63 | 1)}
     ),
-    "v1-dropped": Progress(
+    "dropped": Progress(
         12, {4: SegmentProgress(2, 0b11, 0b10), 12: SegmentProgress(65, 1 << 64, 0)}
     ),
 }
@@ -58,46 +59,50 @@ def entry(segment_seq: int, bundles: int, *words: int, drops: tuple[int, ...] = 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_golden(name: str) -> None:
-    """Values written once: the bytes must never change, and must read back as they were."""
-    data = (GOLDEN / f"{name}.sub").read_bytes()
+    """Values written once: the bytes must never change, and must read back as they were.
+    Files of 0.1.0 (v1) had other bits for flags and mean the same."""
+    data = (GOLDEN / f"v2-{name}.sub").read_bytes()
     assert encode_progress(VALUES[name]) == data
     assert decode_progress(data) == VALUES[name]
+    assert decode_progress((GOLDEN / f"v1-{name}.sub").read_bytes()) == VALUES[name]
 
 
 def test_golden_with_a_name() -> None:
     """The hash of a name is part of the format: it must never come out otherwise."""
-    data = (GOLDEN / "v1-named.sub").read_bytes()
-    assert encode_progress(VALUES["v1-dropped"], "loader") == data
-    found = decode_progress(data, subscriber="loader")
-    assert found == VALUES["v1-dropped"]
-    assert found.named
-    assert not found.unknown_flags
+    data = (GOLDEN / "v2-named.sub").read_bytes()
+    assert encode_progress(VALUES["dropped"], "loader") == data
+    for each in (data, (GOLDEN / "v1-named.sub").read_bytes()):
+        found = decode_progress(each, subscriber="loader")
+        assert found == VALUES["dropped"]
+        assert found.named
+        with pytest.raises(ProgressCorrupt, match="another subscriber"):
+            decode_progress(each, subscriber="archive")
 
 
 def test_the_file_of_another_is_damage() -> None:
     """Swapped or copied, a file would speak for the wrong subscriber: its name says no."""
-    data = encode_progress(VALUES["v1-acked"], "loader")
+    data = encode_progress(VALUES["acked"], "loader")
     with pytest.raises(ProgressCorrupt, match="another subscriber") as caught:
         decode_progress(data, file="quiver.sub.archive", subscriber="archive")
     assert caught.value.details["file"] == "quiver.sub.archive"
-    assert decode_progress(data) == VALUES["v1-acked"]
+    assert decode_progress(data) == VALUES["acked"]
 
 
 def test_files_without_a_name_are_anyones() -> None:
     """The Rust crate writes no name: its files are read for whoever they are called after."""
-    data = encode_progress(VALUES["v1-acked"])
+    data = encode_progress(VALUES["acked"])
     found = decode_progress(data, subscriber="archive")
-    assert found == VALUES["v1-acked"]
+    assert found == VALUES["acked"]
     assert not found.named
 
 
 def test_layout_by_hand() -> None:
     """The layout spelled out with struct: the golden files are not just what we happen to do."""
-    assert encode_progress(VALUES["v1-acked"]) == _header(7, count=2, flags=0) + b"".join(
-        [entry(7, 3, 0b101), entry(9, 70, 1 << 63 | 1, 1 << 5), _crc("v1-acked")]
+    assert encode_progress(VALUES["acked"]) == _header(7, count=2, flags=0) + b"".join(
+        [entry(7, 3, 0b101), entry(9, 70, 1 << 63 | 1, 1 << 5), _crc("acked")]
     )
-    assert encode_progress(VALUES["v1-dropped"]) == _header(12, count=2, flags=1) + b"".join(
-        [entry(4, 2, 0b11, drops=(0b10,)), entry(12, 65, 0, 1, drops=(0, 0)), _crc("v1-dropped")]
+    assert encode_progress(VALUES["dropped"]) == _header(12, count=2, flags=0x4000) + b"".join(
+        [entry(4, 2, 0b11, drops=(0b10,)), entry(12, 65, 0, 1, drops=(0, 0)), _crc("dropped")]
     )
 
 
@@ -166,7 +171,9 @@ def test_writer_keeps_the_limits() -> None:
         encode_progress(Progress(0, {0: SegmentProgress(2, 0b01, 0b10)}))
 
 
-@pytest.mark.parametrize("name", ["v1-acked", "v1-dropped", "v1-finished", "rust-basic"])
+@pytest.mark.parametrize(
+    "name", ["v1-dropped", "v2-acked", "v2-named", "v2-finished", "rust-basic"]
+)
 def test_every_flip_is_seen(name: str) -> None:
     """Each byte of a file changed in each of eight bits, and zeroed, and inverted: damage."""
     data = (GOLDEN / f"{name}.sub").read_bytes()
@@ -178,7 +185,7 @@ def test_every_flip_is_seen(name: str) -> None:
 
 def test_every_cut_is_seen() -> None:
     """A file that ends early, at any byte, is damaged; so is one that goes on."""
-    data = encode_progress(VALUES["v1-dropped"])
+    data = encode_progress(VALUES["dropped"])
     for size in range(len(data)):
         with pytest.raises(ProgressCorrupt):
             decode_progress(data[:size])
@@ -188,8 +195,8 @@ def test_every_cut_is_seen() -> None:
 
 def test_either_checksum() -> None:
     """CRC-32/IEEE is accepted as well: the Rust crate writes it."""
-    body = encode_progress(VALUES["v1-acked"])[:-4]
-    assert decode_progress(body + struct.pack("<I", zlib.crc32(body))) == VALUES["v1-acked"]
+    body = encode_progress(VALUES["acked"])[:-4]
+    assert decode_progress(body + struct.pack("<I", zlib.crc32(body))) == VALUES["acked"]
 
 
 def test_larger_header_is_skipped() -> None:
@@ -198,10 +205,22 @@ def test_larger_header_is_skipped() -> None:
     assert decode_progress(data) == Progress(5, {9: SegmentProgress(2, 0b10)})
 
 
-def test_unknown_flags_are_told() -> None:
-    """Flags nobody knows yet don't stop the reader, and can be warned about."""
-    assert decode_progress(build(flags=0x8004)).unknown_flags == 0x8004
-    assert decode_progress(build(flags=FLAG_DROPPED)).unknown_flags == 0
+@pytest.mark.parametrize("flags", [0x0004, 0x8004, 0x2000, 0x8001, FLAG_DROPPED | 0x0002])
+def test_unknown_flags_refuse(flags: int) -> None:
+    """A flag that this version doesn't know may change what a bitmap means: not damage, and
+    not read either.  The old bits and the new ones never come together."""
+    with pytest.raises(UnsupportedVersion, match=r"quiver\.sub\.x") as caught:
+        decode_progress(build(flags=flags), file="quiver.sub.x")
+    assert caught.value.details == {"file": "quiver.sub.x", "flags": flags}
+
+
+@pytest.mark.parametrize("flags", [0x0001, 0x0002, 0x0003, FLAG_DROPPED, FLAG_NAMED])
+def test_our_flags_count_under_our_checksum_only(flags: int) -> None:
+    """Under the Rust crate's checksum any flag is the crate's own, and none is known: taken
+    for ours, its bits would make bundles done that are not, or the other way round."""
+    body = build(flags=flags, header_size=40, extra=bytes(8))[:-4]
+    with pytest.raises(UnsupportedVersion, match="flags"):
+        decode_progress(body + struct.pack("<I", zlib.crc32(body)))
 
 
 def test_other_version_is_not_damage() -> None:
@@ -220,6 +239,7 @@ def test_other_version_is_not_damage() -> None:
         (build(header_size=31), "header of 31"),
         (build(header_size=33), "header of 33"),
         (build(flags=2), "can't hold a name"),
+        (build(flags=FLAG_NAMED), "can't hold a name"),
         (build(count=1), "cut short"),
         (build(count=MAX_ENTRIES + 1), "segments are listed"),
         (build(entry(1, 1, 1), count=0), "follow the last"),

@@ -12,10 +12,9 @@ from quiver import BundleRef, Config, ManualClock, Store
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
 from quiver.disk.posix import PosixDisk
-from quiver.errors import Busy, NotFound, UnsupportedVersion
-from quiver.format.crc import crc32
+from quiver.errors import Busy, NotFound
 from quiver.fsck.dump import dump
-from quiver.fsck.held import spans
+from quiver.fsck.inventory import spans
 from quiver.fsck.look import look
 from quiver.fsck.repair import Plan
 from quiver.fsck.summary import summarize
@@ -127,18 +126,6 @@ def test_swapped_segments() -> None:
     one, other = "segments/0000000000000000.qseg", "segments/0000000000000001.qseg"
     image[one], image[other] = image[other], image[one]
     assert not verify(disk_of(image)).sound
-
-
-def test_a_newer_version_is_not_repaired() -> None:
-    """A file that this version can't read is no damage: nothing is done to it."""
-    image = dict(mostly_sealed().image)
-    data = bytearray(image["quiver.state"])
-    data[8] = 9
-    data[-4:] = crc32(bytes(data[:-4])).to_bytes(4, "little")
-    image["quiver.state"] = bytes(data)
-    assert not verify(disk_of(image)).sound
-    with pytest.raises(UnsupportedVersion):
-        Plan(disk_of(image))
 
 
 def test_spans() -> None:

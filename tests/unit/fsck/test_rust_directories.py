@@ -11,10 +11,14 @@ import zlib
 
 import pytest
 
-from quiver import Store
+from quiver import Config, ManualClock, Store
+from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
-from quiver.errors import WalCorrupt
+from quiver.errors import UnsupportedVersion, WalCorrupt
 from quiver.format.state import Adoption, Checkpoint, encode_state
+from quiver.fsck.dump import dump
+from quiver.fsck.repair import Plan
+from quiver.fsck.verify import verify
 from tests.support.rust import (
     Image,
     data_length,
@@ -241,11 +245,27 @@ def test_bundle_without_slots_and_high_slots() -> None:
         assert store.read((0, 0)) == {}
 
 
-def test_unknown_entries_are_passed_over() -> None:
-    """An entry type of a later crate is no reason to stop."""
-    body = b"\1" + entry(1, {})[5:-4]
+@pytest.mark.parametrize("kind", [1, 63, 64])
+def test_a_log_that_is_not_fully_understood_stays(kind: int) -> None:
+    """An entry type of a later crate may be a bundle: neither an open nor a tool goes on, and
+    the log is there afterwards as it was, with all that belongs to it."""
+    body = bytes([kind]) + entry(1, {})[5:-4]
     odd = len(body).to_bytes(4, "little") + body + zlib.crc32(body).to_bytes(4, "little")
-    exactly(directory({}, [head() + entry(0, FIRST[0]) + odd + entry(2, FIRST[1])]), [0, 1])
+    refused(directory({}, [head() + entry(0, FIRST[0]) + odd + entry(2, FIRST[1])]), f"type {kind}")
+
+
+def refused(image: Image, named: str) -> None:
+    """Refused by an open and by repair, named by the tools that read, and nothing is changed."""
+    image["segments/0000000000000009.qseg.tmp"] = b"half"
+    raw = MemoryDisk.from_image(image)
+    with pytest.raises(UnsupportedVersion, match=named):
+        Store(Disk(raw), Config(), where="store", clock=ManualClock())
+    assert {path: data for path, data in raw.image().items() if path != "LOCK"} == image
+    disk = Disk(MemoryDisk.from_image(image))
+    for told in (verify(disk).newer, dump(disk, Disk(MemoryDisk())).newer):
+        assert [named in one for one in told] == [True]
+    with pytest.raises(UnsupportedVersion, match=named):
+        Plan(disk)
 
 
 def test_taken_over_in_two_attempts() -> None:
@@ -336,7 +356,14 @@ def test_a_damaged_head() -> None:
         opened(image)
 
 
-@pytest.mark.parametrize("at", range(10, 38))
+def test_a_head_of_a_newer_crate() -> None:
+    """Nothing in the crate's head tells a newer version from a damaged one: both are refused."""
+    data = bytearray(log(ALL))
+    data[10] = 2
+    refused(directory(SEGMENTS, [bytes(data)], cursor_at=IN_SEGMENTS), "version 2")
+
+
+@pytest.mark.parametrize("at", range(12, 38))
 def test_every_byte_of_a_head(at: int) -> None:
     """Whatever became of the head: no bundle is lost, in a dump or by an open that succeeds."""
     data = bytearray(log(ALL))

@@ -119,6 +119,6 @@ def test_a_lost_checkpoint_leaves_the_versions_that_segments_name() -> None:
     world.store.close()  # lets the log go: all of it is in segments
     world.change("quiver.state", lambda data: data[:50] + b"\xff" + data[51:])
     disk = disk_of(world)
-    assert not Plan(disk).found.index.commits
+    assert not Plan(disk).found.replay.commits
     mend(disk, ManualClock(), where="mem")
     assert world.open().commit("app", 5, ["a"]).repeated

@@ -30,7 +30,7 @@ def test_bundles_come_back_before_anything_is_written() -> None:
         assert list(found) == [3, 40]
         same(found[3], bundle[3])
         assert segment.meta(index).sequence == 100 + index
-        assert [slot.slot for slot in segment.slots(index)] == [3, 40]
+        assert [slot.slot for slot in segment.encoded(index)] == [3, 40]
 
 
 def test_slots_and_columns_are_chosen() -> None:
@@ -94,5 +94,5 @@ def test_bytes_are_those_of_the_log() -> None:
     """The size that triggers a finalize is what the log holds for it."""
     segment = open_segment([{1: NUMBERS, 2: keyed("x")}, {}])
     assert segment.nbytes == sum(
-        sum(len(part) for part in slot.batch.buffers()) for slot in segment.slots(0)
+        sum(len(part) for part in slot.batch.buffers()) for slot in segment.encoded(0)
     )

@@ -1,17 +1,20 @@
-"""The format as files: version 1, byte for byte, for as long as there is a version 1."""
+"""The format as files, byte for byte: as 0.1.0 wrote it, and with block checksums."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
-from quiver.format.record import BundleMeta, EncodedSlot
+from quiver.format.record import BundleMeta, EncodedSlot, ProducerStamp
 from quiver.segment import OpenSegment, SegmentReader, segment_path, write_segment
 from tests.support.batches import dictionary, same
 from tests.support.segments import memory_disk, slots_of
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "segment" / "v1.qseg"
+FILES = Path(__file__).parents[2] / "golden" / "segment"
+OLD = FILES / "v1.qseg"
+GOLDEN = FILES / "v1-blocks.qseg"
 LOGS = pa.record_batch(
     [pa.array([1, 2, None], pa.int64()), pa.array(["a", None, "c"])],
     schema=pa.schema(
@@ -40,6 +43,8 @@ BUNDLES: list[tuple[dict[int, pa.RecordBatch], BundleMeta]] = [
             event_time=(5, 9),
             rows=3,
             nbytes=500,
+            store_ts_ns=1_700_000_000_000_000_077,
+            producer=ProducerStamp("p1", 2**64 - 1, 3),
         ),
     ),
     ({1: LOGS.slice(0, 0), 2: SPANS[0]}, BundleMeta(14, 1_700_000_000_000_000_003, rows=3)),
@@ -55,7 +60,7 @@ def segment() -> OpenSegment:
     return made
 
 
-def test_the_writer_still_writes_version_one() -> None:
+def test_the_writer_still_writes_these_bytes() -> None:
     """The same bundles give the same bytes as they did when the file was made.
 
     If a new Arrow release encodes its own messages otherwise, this fails and the reading
@@ -66,10 +71,18 @@ def test_the_writer_still_writes_version_one() -> None:
     assert disk.read(segment_path(42)) == GOLDEN.read_bytes()
 
 
-def test_the_reader_still_reads_version_one() -> None:
-    """Whatever becomes of the writer, files of version 1 are read, to the last field."""
-    reader = SegmentReader.open(memory_disk({segment_path(42): GOLDEN.read_bytes()}), 42)
+@pytest.mark.parametrize("always", [True, False])
+@pytest.mark.parametrize("file", [OLD, GOLDEN], ids=lambda file: file.stem)
+def test_the_reader_still_reads_them(file: Path, always: bool) -> None:
+    """Whatever becomes of the writer, files of version 1 are read, to the last field; those
+    of 0.1.0 have no block checksums, no store time and no producer."""
+    disk = memory_disk({segment_path(42): file.read_bytes()})
+    reader = SegmentReader.open(disk, 42, always=always)
+    assert reader.verifies is always
+    assert bool(reader.held_bytes) is (always and file == OLD)
     for index, (bundle, meta) in enumerate(BUNDLES):
+        if file == OLD:
+            meta = meta._replace(store_ts_ns=None, producer=None)
         found = reader.read(index)
         assert found.keys() == bundle.keys()
         for slot, batch in bundle.items():
@@ -83,3 +96,4 @@ def test_the_reader_still_reads_version_one() -> None:
     ]
     assert reader.encoded(4)[0].fingerprint == b"as the producer sent it".ljust(32)
     assert (reader.info.first_sequence, reader.info.last_sequence) == (10, 15)
+    assert reader.info.last_store_ts == (None if file == OLD else 1_700_000_000_000_000_077)

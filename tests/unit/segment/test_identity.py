@@ -7,7 +7,8 @@ import pytest
 
 from quiver.disk.disk import Disk
 from quiver.errors import SegmentDamage
-from quiver.segment import Catalog, SegmentReader, load_info, segment_path, write_segment
+from quiver.segment import SegmentReader, load_info, segment_path, write_segment
+from quiver.survey import SegmentFiles
 from tests.support.segments import memory_disk, open_segment
 
 
@@ -20,7 +21,9 @@ def store(*seqs: int) -> dict[str, bytes]:
 
 
 def damaged(disk: Disk) -> list[int]:
-    return sorted(Catalog(disk).scan())
+    files = SegmentFiles(disk)
+    files.scan(None)
+    return sorted(files.damaged)
 
 
 def test_swapped_files_are_noticed() -> None:

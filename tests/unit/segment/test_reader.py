@@ -94,7 +94,7 @@ def test_everything_comes_back(posix: Disk, mode: ReadMode) -> None:
 def test_batches_lie_in_the_mapping(posix: Disk) -> None:
     """Nothing is copied: arrays are where the file is mapped, aligned as Arrow wants them."""
     write_segment(posix, open_segment([{1: NUMBERS}, {1: NUMBERS}]), {})
-    reader = SegmentReader.open(posix, 7)
+    reader = SegmentReader.open(posix, 7, mode="mmap")
     mapping = reader.source.mapping
     assert mapping is not None
     holder = mapping()
@@ -110,7 +110,7 @@ def test_batches_lie_in_the_mapping(posix: Disk) -> None:
 def test_a_mapping_lives_as_long_as_a_batch(posix: Disk) -> None:
     """Reader gone, file deleted: a batch in hand stays whole, and then the mapping goes."""
     write_segment(posix, open_segment([{1: NUMBERS}]), {})
-    reader = SegmentReader.open(posix, 7)
+    reader = SegmentReader.open(posix, 7, mode="mmap")
     mapping, batch = reader.source.mapping, reader.read(0)[1]
     del reader
     posix.unlink(PATH)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
 from quiver.errors import Poisoned, QuiverError, StorageFull
+from quiver.format.guard import SEAL_SIZE, STRIPE, decode_seal
 from quiver.segment import SegmentReader, load_info, segment_path, write_segment
 from tests.support.batches import batches, dictionary, same, zoo
 from tests.support.faulty import Fault, FaultyDisk
@@ -33,7 +34,8 @@ SOME = [{1: NUMBERS, 2: keyed("x")}, {}, {2: keyed("y"), 1: NUMBERS.slice(0, 0)}
 
 
 def test_the_layout_is_the_documented_one() -> None:
-    """Streams on 64 bytes with zeros between, then directory, manifest, footer, trailer."""
+    """Streams on 64 bytes with zeros between, the tables with their guard before and behind
+    them, footer, trailer."""
     disk = memory_disk()
     info = write_segment(disk, open_segment(SOME), {1: "Logs"})
     data = disk.read(PATH)
@@ -45,7 +47,13 @@ def test_the_layout_is_the_documented_one() -> None:
     )
     assert (version, streams, bundles) == (1, 3, 4)
     assert man_at == dir_at + dir_len
-    assert man_at + man_len == len(data) - 50
+    seal = decode_seal(data[-50 - SEAL_SIZE : -50])
+    assert seal is not None
+    assert (seal.directory_offset, seal.directory_length) == (dir_at, dir_len)
+    guard = data[seal.back_offset : -50]
+    assert seal.back_offset == man_at + man_len + STRIPE
+    assert data[seal.front_offset : dir_at] == guard
+    assert len(guard) == seal.sums_length + SEAL_SIZE
     directory = pa.ipc.open_file(data[dir_at : dir_at + dir_len]).read_all().to_pylist()
     end = 0
     for row in directory:
@@ -53,7 +61,7 @@ def test_the_layout_is_the_documented_one() -> None:
         assert start == -(-end // 64) * 64
         assert data[end:start] == bytes(start - end)
         end = start + row["byte_length"]
-    assert dir_at == end
+    assert seal.front_offset == end
     assert [row["slot_name"] for row in directory] == ["Logs", None, None]
     assert [row["chunk_count"] for row in directory] == [2, 2, 1]
 

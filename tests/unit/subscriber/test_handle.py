@@ -45,6 +45,10 @@ class Store:
         self.calls.append(("reject", ref, reason))
         return Outcome.DROPPED
 
+    def hand_over(self, ref: BundleRef, where: str) -> Outcome:
+        self.calls.append(("hand_over", ref, where))
+        return Outcome.DROPPED
+
     def defer(self, ref: BundleRef, delay: float) -> Outcome:
         self.calls.append(("defer", ref, delay))
         return Outcome.PENDING

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Mapping
 
 import pytest
 
+from quiver.config import CorruptProgress
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
 from quiver.errors import (
@@ -26,11 +28,56 @@ from quiver.subscriber.subscriber import Subscriber
 from tests.support.faulty import Fault, FaultyDisk
 
 
-def started(disk: Disk | None = None, counts: dict[int, int] | None = None) -> Registry:
+class Numbers:
+    """What the owner of segment numbers would say."""
+
+    def __init__(self, counts: Mapping[int, int], growing: int) -> None:
+        self.counts = dict(counts)
+        self.growing = growing
+
+    def visible(self) -> list[tuple[int, int]]:
+        return sorted(self.counts.items())
+
+    @property
+    def end(self) -> BundleRef:
+        return BundleRef(self.growing, self.counts.get(self.growing, 0))
+
+    def hide(self, seq: int) -> None:
+        self.counts.pop(seq, None)
+
+
+class Told(Registry):
+    """A registry, and the segments that a test says there are."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        counts: Mapping[int, int] | None = None,
+        growing: int | None = None,
+        *,
+        policy: CorruptProgress = "fail",
+    ) -> None:
+        counts = counts or {}
+        following = max(counts, default=-1) + 1 if growing is None else growing
+        self.numbers = Numbers(counts, following)
+        super().__init__(disk, self.numbers, policy=policy)
+
+    def observe(self, seq: int, visible: int) -> None:
+        self.numbers.counts[seq] = visible
+        self.show(lambda: {seq: visible})
+
+    def advance(self, growing: int) -> None:
+        self.numbers.growing = growing
+        self.show(dict)
+
+    def let_go(self, seq: int, total: int) -> bool:
+        return self.retire(seq, total, self.numbers.hide)
+
+
+def started(disk: Disk | None = None, counts: dict[int, int] | None = None) -> Told:
     """A registry whose start-up is over, with these segments."""
-    registry = Registry(disk or Disk(MemoryDisk()))
-    counts = counts or {}
-    registry.load({}, counts, max(counts, default=-1) + 1)
+    registry = Told(disk or Disk(MemoryDisk()), counts)
+    registry.load({})
     registry.activate()
     return registry
 
@@ -60,8 +107,8 @@ def test_two_phase_start() -> None:
     before = started(disk, {0: 2})
     for name in ("back", "away"):
         before.register(name)
-    registry = Registry(disk)
-    registry.load(scan_progress(disk), {0: 2}, 1)
+    registry = Told(disk, {0: 2}, 1)
+    registry.load(scan_progress(disk))
     assert statuses(registry) == {"away": "known", "back": "known"}
     registry.register("back")
     registry.register("new")
@@ -80,8 +127,8 @@ def test_known_resumes_and_ignores_the_start() -> None:
     first = started(disk, {0: 3}).register("one")
     first.ack(BundleRef(0, 0))
     first.flush(1)
-    registry = Registry(disk)
-    registry.load(scan_progress(disk), {0: 3}, 1)
+    registry = Told(disk, {0: 3}, 1)
+    registry.load(scan_progress(disk))
     again = registry.register("one", start=BundleRef(1, 0))
     registry.activate()
     assert drain(again) == [(0, 1), (0, 2)]
@@ -92,8 +139,8 @@ def test_away_for_a_restart_loses_nothing() -> None:
     """A subscriber that isn't there takes part all the same: new segments wait for it."""
     disk = Disk(MemoryDisk())
     started(disk, {0: 1}).register("away")
-    registry = Registry(disk)
-    registry.load(scan_progress(disk), {0: 1}, 1)
+    registry = Told(disk, {0: 1}, 1)
+    registry.load(scan_progress(disk))
     registry.activate()
     registry.observe(1, 2)
     assert not registry.is_complete(1, 2)
@@ -116,8 +163,8 @@ def test_starts_of_a_new_one(start: BundleRef, expected: list[tuple[int, int]]) 
     registry = started(disk, {3: 2})
     registry.observe(4, 2)
     registry.register("one", start)
-    again = Registry(disk)
-    again.load(scan_progress(disk), {3: 2, 4: 3}, 4)
+    again = Told(disk, {3: 2, 4: 3}, 4)
+    again.load(scan_progress(disk))
     subscriber = again.register("one")
     again.activate()
     assert drain(subscriber) == expected
@@ -159,9 +206,9 @@ def test_damage_goes_by_the_policy() -> None:
     raw = MemoryDisk.from_image({"quiver.sub.one": b"junk"})
     disk = Disk(raw)
     with pytest.raises(ProgressCorrupt):
-        Registry(disk).load(scan_progress(disk), {0: 2}, 1)
-    registry = Registry(disk, policy="earliest")
-    (report,) = registry.load(scan_progress(disk, ["one"]), {0: 2}, 1)
+        Told(disk, {0: 2}).load(scan_progress(disk))
+    registry = Told(disk, {0: 2}, 1, policy="earliest")
+    (report,) = registry.load(scan_progress(disk, ["one"]))
     assert report.problem is not None
     assert report.copy is not None
     assert raw.image()[report.copy] == b"junk"
@@ -173,8 +220,8 @@ def test_damage_goes_by_the_policy() -> None:
 def test_missing_file_of_a_known_one_under_latest() -> None:
     """`latest`: what is there is skipped, on record in a new file; what comes is delivered."""
     disk = Disk(MemoryDisk())
-    registry = Registry(disk, policy="latest")
-    (report,) = registry.load(scan_progress(disk, ["one"]), {0: 2}, 1)
+    registry = Told(disk, {0: 2}, 1, policy="latest")
+    (report,) = registry.load(scan_progress(disk, ["one"]))
     assert "missing" in str(report.problem)
     subscriber = registry.register("one")
     registry.activate()
@@ -187,8 +234,8 @@ def test_leftovers_of_a_crash_go_at_load() -> None:
     """A registration cut short by a crash leaves no subscriber and no file."""
     raw = MemoryDisk.from_image({"quiver.sub.one.tmp": b"half"})
     disk = Disk(raw)
-    registry = Registry(disk)
-    assert registry.load(scan_progress(disk), {}, 0) == []
+    registry = Told(disk, {}, 0)
+    assert registry.load(scan_progress(disk)) == []
     assert raw.image() == {}
 
 
@@ -257,8 +304,8 @@ def test_drop_orphan() -> None:
     first = started(disk, {0: 2})
     for name in ("here", "gone"):
         first.register(name)
-    registry = Registry(disk)
-    registry.load(scan_progress(disk), {0: 2}, 1)
+    registry = Told(disk, {0: 2}, 1)
+    registry.load(scan_progress(disk))
     drain_me = registry.register("here")
     registry.activate()
     drain(drain_me)
@@ -279,7 +326,7 @@ def test_without_subscribers_nothing_is_finished() -> None:
     """An empty registry must not look like everyone being done."""
     registry = started(counts={0: 1})
     assert not registry.is_complete(0, 1)
-    assert not registry.retire(0, 1)
+    assert not registry.let_go(0, 1)
     assert registry.oldest_incomplete() is None
     assert registry.all_drained()
 
@@ -292,14 +339,14 @@ def test_drop_oldest_is_on_record_before_the_file_goes() -> None:
     drain(done)
     held = slow.claim_next()
     assert held == (0, 0)
-    assert registry.drop_segment(0, 3) == {"slow": 3}
+    assert registry.drop_segment(0, 3, registry.numbers.hide) == {"slow": 3}
     assert registry.flush() == 2
     assert stored(disk, "slow") == Progress(1, {0: SegmentProgress(3, 0b111, 0b111)})
     assert drain(registry.register("new")) == [(1, 0)]
     assert registry.forget(0) == {}
     assert slow.ack(held) == "dropped"
     assert drain(slow) == [(1, 0)]
-    registry.advance_open(2)
+    registry.advance(2)
     registry.flush()
     assert stored(disk, "slow") == Progress(2)
 
@@ -309,11 +356,11 @@ def test_retire_needs_everyone() -> None:
     registry = started(counts={0: 1, 1: 1})
     one, two = registry.register("one"), registry.register("two")
     drain(one)
-    assert not registry.retire(0, 1)
+    assert not registry.let_go(0, 1)
     one.seek(BundleRef(0, 0))  # still possible: it wasn't retired
     drain(one)
     drain(two)
-    assert registry.retire(0, 1)
+    assert registry.let_go(0, 1)
     one.seek(BundleRef(0, 0))
     assert drain(one) == [(1, 0)]
     assert drain(registry.register("three")) == [(1, 0)]
@@ -328,7 +375,7 @@ def test_retire_and_seek_race() -> None:
     retired: set[int] = set()
 
     def retire() -> None:
-        retired.update(n for n in range(200) if registry.retire(n, 1))
+        retired.update(n for n in range(200) if registry.let_go(n, 1))
 
     thread = threading.Thread(target=retire)
     thread.start()
@@ -341,6 +388,7 @@ def test_forgetting_unfinished_work_is_told() -> None:
     """A segment deleted by others costs bundles: the registry says whose and how many."""
     registry = started(counts={0: 2})
     registry.register("one")
+    registry.numbers.hide(0)
     assert registry.forget(0) == {"one": 2}
     assert registry.register("two").outstanding == 0
 
@@ -380,30 +428,18 @@ def test_one_failing_flush_does_not_stop_the_others() -> None:
     assert registry.flush() == 1
 
 
-def test_open_segment_only_rises() -> None:
-    """A late, lower number must not make finished segments look open, or the other way."""
-    registry = started(counts={0: 1})
-    registry.advance_open(5)
-    registry.advance_open(3)
-    assert registry.open_segment == 5
-    registry.register("one")
-    assert registry.oldest_incomplete() == 0
-    drain(registry.get("one"))
-    assert registry.oldest_incomplete() == 5
-
-
 def test_finalizing_is_news_only_for_who_is_done() -> None:
     """A finalized segment moves the position of who finished it, and of nobody else."""
     disk = Disk(MemoryDisk())
-    registry = Registry(disk)
-    registry.load({}, {}, 0)
+    registry = Told(disk, {}, 0)
+    registry.load({})
     fast, slow = registry.register("fast"), registry.register("slow")
     registry.activate()
     registry.observe(0, 2)
     drain(fast)
     slow.ack(BundleRef(0, 1))
     registry.flush()
-    registry.advance_open(1)
+    registry.advance(1)
     assert registry.dirty == ["fast"]
     registry.flush()
     assert stored(disk, "fast") == Progress(1)
@@ -438,8 +474,8 @@ def test_two_exporters_and_segment_120() -> None:
     both files say that 120 is finished may it go.
     """
     disk = Disk(MemoryDisk())
-    registry = Registry(disk)
-    registry.load({}, {}, 120)
+    registry = Told(disk, {}, 120)
+    registry.load({})
     parquet, otlp = registry.register("parquet_exporter"), registry.register("otlp_exporter")
     registry.activate()
     for visible in (1, 2, 3):
@@ -456,20 +492,20 @@ def test_two_exporters_and_segment_120() -> None:
     otlp.ack(BundleRef(120, 2))
     otlp.release(BundleRef(120, 0))  # a transient failure: the progress never hears of it
     otlp.ack(BundleRef(120, 1))
-    registry.advance_open(121)  # finalized
+    registry.advance(121)  # finalized
     registry.flush()
     assert stored(disk, "otlp_exporter") == Progress(120, {120: SegmentProgress(3, 0b110)})
-    assert not registry.retire(120, 3)
+    assert not registry.let_go(120, 3)
 
     retry = BundleRef(120, 0)
     otlp.claim(retry)
     otlp.ack(retry)
-    assert registry.retire(120, 3)
+    assert registry.let_go(120, 3)
     registry.flush()
     for name in ("parquet_exporter", "otlp_exporter"):
         assert stored(disk, name) == Progress(121)
 
-    again = Registry(disk)
-    again.load(scan_progress(disk), {120: 3}, 121)
+    again = Told(disk, {120: 3}, 121)
+    again.load(scan_progress(disk))
     assert again.all_drained()
     assert again.oldest_incomplete() == 121

@@ -380,9 +380,45 @@ def test_outcomes_survive_a_restart() -> None:
     state.ack(BundleRef(3, 0))
     state.reject(BundleRef(3, 1))
     state.reject(BundleRef(4, 1))
+    state.recorded(state.unrecorded())
     again = SubscriberState.restore(state.snapshot(5), {3: 2, 4: 2})
     outcomes = [again.outcome(BundleRef(s, n)) for s, n in [(3, 0), (3, 1), (4, 0), (4, 1)]]
     assert outcomes == ["acked", "dropped", "pending", "dropped"]
+
+
+def test_a_reject_on_no_record_is_not_in_a_snapshot() -> None:
+    """Scenario: rejects in two segments that are finished with them; the ledger gets one of them.
+    Guarantee: the state calls both done; a snapshot says it of the one on record only, and does
+    not call the other's segment finished."""
+    state = state_of({3: 2, 4: 2, 5: 1})
+    for segment_seq in (3, 4):
+        state.ack(BundleRef(segment_seq, 0))
+        state.reject(BundleRef(segment_seq, 1))
+    assert state.unrecorded() == {3: 0b10, 4: 0b10}
+    assert state.is_complete(3, 2)
+    assert state.snapshot(6) == Progress(
+        3, {3: SegmentProgress(2, 0b01), 4: SegmentProgress(2, 0b01)}
+    )
+    state.recorded({3: 0b10})
+    assert state.snapshot(6) == Progress(
+        4, {3: SegmentProgress(2, 0b11, 0b10), 4: SegmentProgress(2, 0b01)}
+    )
+    state.recorded({4: 0b10})
+    assert not state.has_unrecorded
+    assert state.snapshot(6).oldest_incomplete == 5
+
+
+def test_what_is_no_reject_needs_no_record() -> None:
+    """Scenario: a bundle is dropped, another rejected after its ack, a third rejected and then
+    sought back to. Guarantee: none of them waits for the ledger."""
+    state = state_of({0: 3})
+    assert state.drop(BundleRef(0, 0)) is Outcome.DROPPED
+    state.ack(BundleRef(0, 1))
+    assert state.reject(BundleRef(0, 1)) is Outcome.ACKED
+    state.reject(BundleRef(0, 2))
+    state.seek(BundleRef(0, 2))
+    assert (state.unrecorded(), state.has_unrecorded) == ({}, False)
+    assert state.snapshot(1).entries == {0: SegmentProgress(3, 0b011, 0b001)}
 
 
 def test_finished_segments_are_not_listed() -> None:

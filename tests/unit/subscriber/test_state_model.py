@@ -23,7 +23,7 @@ BUNDLES = 5
 
 refs = st.builds(BundleRef, st.integers(0, SEGMENTS), st.integers(0, BUNDLES))
 picks = st.integers(0, 999)
-outcomes = st.sampled_from(["ack", "reject", "release"])
+outcomes = st.sampled_from(["ack", "reject", "drop", "release"])
 
 
 class StateMachine(RuleBasedStateMachine):
@@ -40,6 +40,7 @@ class StateMachine(RuleBasedStateMachine):
         self.open_segment = 0
         self.acked: set[BundleRef] = set()
         self.dropped: set[BundleRef] = set()
+        self.unrecorded: set[BundleRef] = set()
         self.claimed: set[BundleRef] = set()
         self.condemned: set[int] = set()
         for count in backlog:
@@ -134,6 +135,8 @@ class StateMachine(RuleBasedStateMachine):
             return
         if ref not in self.done() and how != "release":
             (self.acked if how == "ack" else self.dropped).add(ref)
+            if how == "reject":
+                self.unrecorded.add(ref)
         self.claimed.discard(ref)
         assert call(ref) is self.expected(ref)
 
@@ -154,6 +157,13 @@ class StateMachine(RuleBasedStateMachine):
         self.claimed -= before
         self.acked -= here - before
         self.dropped -= here - before
+        self.unrecorded -= here - before
+
+    @rule()
+    def put_on_record(self) -> None:
+        """The ledger has all rejects so far."""
+        self.state.recorded(self.state.unrecorded())
+        self.unrecorded.clear()
 
     @precondition(lambda self: self.counts)
     @rule(pick=picks)
@@ -176,7 +186,9 @@ class StateMachine(RuleBasedStateMachine):
 
     @rule()
     def delete(self) -> None:
-        """What is dropped or done, and not the open one, goes; as in the store."""
+        """What is dropped or done, and not the open one, goes; as in the store, behind the
+        ledger."""
+        self.put_on_record()
         for segment_seq in sorted(self.counts):
             whole = {BundleRef(segment_seq, n) for n in range(self.counts[segment_seq])}
             if segment_seq == self.open_segment or whole - self.done():
@@ -189,7 +201,8 @@ class StateMachine(RuleBasedStateMachine):
 
     @rule(extra=st.integers(0, 2))
     def restart(self, extra: int) -> None:
-        """A crash: claims are gone, and recovery may find more bundles than were seen."""
+        """A crash: claims are gone, and so are rejects on no record; recovery may find more
+        bundles than were seen."""
         snapshot = self.state.snapshot(self.open_segment)
         progress = decode_progress(encode_progress(snapshot))
         count = self.counts.get(self.open_segment, 0)
@@ -200,7 +213,8 @@ class StateMachine(RuleBasedStateMachine):
         self.start = BundleRef(progress.oldest_incomplete, 0)
         self.claimed.clear()
         self.condemned.clear()
-        self.dropped &= self.visible()
+        self.dropped &= self.visible() - self.unrecorded
+        self.unrecorded.clear()
 
     # What holds all the time
 
@@ -211,6 +225,14 @@ class StateMachine(RuleBasedStateMachine):
         visible = self.visible()
         for ref in visible:
             assert self.state.outcome(ref) is self.expected(ref), ref
+        rejects = {
+            BundleRef(seq, index)
+            for seq, bits in self.state.unrecorded().items()
+            for index in range(BUNDLES)
+            if bits >> index & 1
+        }
+        assert rejects == self.unrecorded
+        assert self.state.has_unrecorded is bool(rejects)
         pending = self.pending()
         assert self.state.next_ref(Order.OLDEST) == min(pending, default=None)
         assert self.state.next_ref(Order.NEWEST) == max(pending, default=None)

@@ -191,6 +191,9 @@ class Resolver:
     def reject(self, ref: BundleRef, reason: str) -> Outcome:
         raise NotImplementedError
 
+    def hand_over(self, ref: BundleRef, where: str) -> Outcome:
+        raise NotImplementedError
+
     def defer(self, ref: BundleRef, delay: float) -> Outcome:
         raise NotImplementedError
 

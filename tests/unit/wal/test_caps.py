@@ -141,7 +141,7 @@ def test_plan_refuses_exactly_what_would_pass_a_cap(seed: int) -> None:
     for _ in range(300):
         nbytes = pick.randint(1, 1200)
         trial = Plan(**limits)
-        trial.reset(files=plan.files, total=plan.total, end=plan.end)
+        trial.reset(files=plan.files, total=plan.total, end=plan.end, seed=plan.seed)
         trial.add(nbytes)
         fits = trial.total <= trial.max_size and trial.files <= trial.max_files
         assert plan.fits(nbytes) is fits

@@ -11,7 +11,7 @@ from tests.support.wal import Log, image, payloads, read, small
 
 def lapped() -> Log:
     """Three files, two of them recycled, with groups of two."""
-    log = Log(config=small(rotation_target=700, max_size=4000, max_rotated_files=3))
+    log = Log(config=small(rotation_target=750, max_size=4000, max_rotated_files=3))
     for n in range(40):
         log.stage(bytes([n]) * (n % 7 * 10), segment=n)
         log.stage(bytes([n]) * 20, segment=n)

@@ -13,7 +13,7 @@ import pytest
 
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
-from quiver.errors import QuiverError, WalCorrupt
+from quiver.errors import QuiverError, UnsupportedVersion, WalCorrupt
 from quiver.format.wal_header import FOREIGN_LAYOUT
 from quiver.wal.contents import LogContents
 from quiver.wal.files import ACTIVE, read_cursor, write_cursor
@@ -137,11 +137,26 @@ def test_nothing_need_go_on() -> None:
     assert contents.next_sequence == 9
 
 
-def test_unknown_types_are_skipped() -> None:
-    """Upstream's next entry type, and any other, is stepped over by its length."""
-    files = {ACTIVE: header() + entry(0) + entry(1, 1, b"k" * 16) + entry(2, 99) + entry(3)}
-    found = [(log.sequence, log.is_bundle) for log in read(files).entries()]
-    assert found == [(0, True), (1, False), (2, False), (3, True)]
+@pytest.mark.parametrize("salvage", [False, True])
+@pytest.mark.parametrize("kind", [1, 63, 64, 99])
+def test_unknown_types_refuse(kind: int, salvage: bool) -> None:
+    """Upstream's next entry type is a bundle too: a log with an entry of a type that this
+    version doesn't know is refused by name, salvaged or not, never read without it."""
+    log = header() + entry(0) + entry(1, kind, b"k" * 16) + entry(2)
+    with pytest.raises(UnsupportedVersion, match=f"type {kind} .sequence 1") as refused:
+        read({ACTIVE: log}, salvage=salvage)
+    details = {"file": ACTIVE, "offset": 38 + len(entry(0)), "sequence": 1, "type": kind}
+    assert refused.value.details == details
+    with pytest.raises(UnsupportedVersion):
+        read({"wal/quiver.wal.1": log, ACTIVE: header() + entry(3)}, salvage=salvage)
+
+
+@pytest.mark.parametrize("salvage", [False, True])
+def test_a_newer_head_refuses(salvage: bool) -> None:
+    """A head of the crate's with another version is a newer one's: its entries may be anything."""
+    newer = header()[:10] + b"\x02\0" + header()[12:]
+    with pytest.raises(UnsupportedVersion, match=r"quiver\.wal: .*version 2"):
+        read({ACTIVE: newer + entry(0)}, salvage=salvage)
 
 
 @pytest.mark.parametrize("head", [b"", header()[:20], bytes(38), bytes(500)])

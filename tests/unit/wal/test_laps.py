@@ -10,7 +10,7 @@ from quiver.disk.memory import MemoryDisk
 from quiver.disk.oplog import Write
 from quiver.format.wal_scan import TERMINATOR
 from quiver.wal.files import ACTIVE
-from tests.support.wal import Log, image, payloads, read, reopened, small
+from tests.support.wal import Log, as_v1, image, payloads, read, reopened, small
 
 SECTOR = 64
 
@@ -166,11 +166,11 @@ def test_the_terminator_is_overwritten_by_the_next_group() -> None:
 
 
 def test_an_old_entry_where_the_next_should_be() -> None:
-    """Without a terminator between them, an older sequence is the end all the same."""
+    """In version 1, an older sequence is the end, without a terminator too."""
     log = Log(config=small(rotation_target=1 << 20))
     for n in range(3):
         log.put(b"%d" % n)
-    data = image(log)[ACTIVE]
+    data = as_v1(image(log)[ACTIVE])
     entries = list(read({ACTIVE: data}).entries())
     size = entries[1].offset - entries[0].offset
     end = read({ACTIVE: data}).files[-1].end
@@ -180,3 +180,42 @@ def test_an_old_entry_where_the_next_should_be() -> None:
         assert contents.torn is None
         assert contents.next_sequence == 3
         assert contents.files[-1].end == end
+
+
+def test_an_earlier_lap_fails_its_checksum() -> None:
+    """With a salt, an entry of an earlier lap is no entry at all: a torn tail, and kept aside."""
+    old, new = Log(config=small()), Log(config=small())
+    for n in range(3):
+        old.put(b"%d" % n)
+        new.put(b"%d" % n)
+    lap, data = image(old)[ACTIVE], image(new)[ACTIVE]
+    first, second = (one.offset for one in list(read({ACTIVE: lap}).entries())[:2])
+    end = read({ACTIVE: data}).files[-1].end
+    contents = read({ACTIVE: data[:end] + lap[first:second]})
+    assert contents.torn is not None
+    assert (contents.torn.offset, contents.next_sequence) == (end, 3)
+    raw = MemoryDisk.from_image({ACTIVE: data[:end] + lap[first:second]})
+    reopened(raw)
+    copies = [found for path, found in raw.image().items() if path.startswith("quarantine/")]
+    assert copies == [lap[first:second]]
+
+
+def test_going_on_from_version_1() -> None:
+    """A log of 0.1.0 is read, gone on from and written over; no entry of it comes back."""
+    config = small(rotation_target=900, max_size=4000, max_rotated_files=3)
+    log = Log(config=config)
+    for n in range(20):
+        log.put(bytes([n]) * 100, segment=n)
+        log.writer.retire(n - 4)
+    files = {path: as_v1(data) for path, data in image(log).items() if not path.endswith("spare")}
+    before = payloads(read(files))
+    again = reopened(MemoryDisk.from_image(files), config)
+    sent = dict(before)
+    for n in range(20, 60):
+        ack = again.put(bytes([n]) * 100, segment=n)
+        sent[ack.sequence] = ack.payload
+        found = payloads(read(image(again)))
+        assert found == {sequence: sent[sequence] for sequence in found}
+        assert max(found) == ack.sequence
+        again.writer.retire(n - 4)
+    assert min(found) > max(before)

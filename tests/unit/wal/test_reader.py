@@ -10,14 +10,15 @@ import pytest
 
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
-from quiver.errors import LayoutMismatch, WalCorrupt
-from quiver.format.wal_entry import MARKER
+from quiver.errors import LayoutMismatch, UnsupportedVersion, WalCorrupt
+from quiver.format.wal_entry import MARKER, seal_bundle
 from quiver.format.wal_header import layout_hash
+from quiver.ids import BundleRef
 from quiver.wal import scan
 from quiver.wal.contents import LogEntry
 from quiver.wal.files import ACTIVE
 from quiver.wal.reader import read_log
-from tests.support.wal import LAYOUT, Log, image, payloads, read, small
+from tests.support.wal import LAYOUT, TS, Log, as_v1, body, image, payloads, read, small
 
 
 def flipped(data: bytes, at: int) -> bytes:
@@ -205,28 +206,85 @@ def test_salvage_goes_on_behind_damage() -> None:
     assert [damage.file for damage in contents.damage][:2] == [names[1], names[3]]
 
 
-def test_unknown_kinds_are_skipped() -> None:
-    """An entry of a later version is stepped over by its length, its sequence counted."""
+@pytest.mark.parametrize("salvage", [False, True])
+@pytest.mark.parametrize("old", [False, True])
+def test_unknown_types_refuse(old: bool, salvage: bool) -> None:
+    """An entry of a later version is never stepped over: the log is refused by its type."""
     log = Log(config=small(rotation_target=1 << 20))
     log.stage(b"a")
     with log.lock:
         log.writer.stage_control(200, b"from the future")
     log.stage(b"b")
     log.commit()
-    assert payloads(read(image(log))) == {0: b"a", 2: b"b"}
+    data = image(log)[ACTIVE]
+    with pytest.raises(UnsupportedVersion, match="type 200") as refused:
+        read({ACTIVE: as_v1(data) if old else data}, salvage=salvage)
+    details = refused.value.details
+    assert (details["file"], details["sequence"], details["type"]) == (ACTIVE, 1, 200)
 
 
+@pytest.mark.parametrize("salvage", [False, True])
 @pytest.mark.parametrize("kind", [0, 1, 200])
-def test_unknown_kinds_without_a_marker(kind: int) -> None:
-    """Upstream's entry types have no marker; with the next sequence they are in turn."""
+def test_unknown_types_without_a_marker(kind: int, salvage: bool) -> None:
+    """Upstream's entry types have no marker: in turn, they are of a newer version all the same."""
     files, entries = one_file(groups=1, per_group=2)
+    framing = entries[-1].framing
     end = entries[-1].offset + len(entries[-1].body) + 8
-    body = struct.pack("<BqQQ", kind, 0, 2, 0)
-    strange = struct.pack("<I", len(body)) + body + struct.pack("<I", zlib.crc32(body))
-    contents = read({ACTIVE: files[ACTIVE][:end] + strange + bytes(64)})
-    assert contents.torn is None
-    assert contents.next_sequence == 3
-    assert [entry.kind for entry in contents.entries()] == [64, 64, kind]
+    data = struct.pack("<BqQQ", kind, 0, 2, 0)
+    crc = zlib.crc32(data, framing.seed)
+    strange = struct.pack("<I", len(data)) + data + struct.pack("<I", crc)
+    with pytest.raises(UnsupportedVersion, match=f"type {kind} "):
+        read({ACTIVE: files[ACTIVE][:end] + strange + bytes(64)}, salvage=salvage)
+
+
+@pytest.mark.parametrize("salvage", [False, True])
+def test_unknown_tags_refuse(salvage: bool) -> None:
+    """A tag below 128 that this version doesn't know refuses the log, with file, sequence and
+    tag; one from 128 on is ignored."""
+    for tag in (128, 6):
+        log = Log(config=small(rotation_target=1 << 20))
+        log.put(b"a")
+        ext = struct.pack("<BI", tag, 2) + b"xy"
+        prepared = body(b"b")
+        with log.lock:
+            size = prepared.entry_size(ext)
+            seed = log.writer.seed_for(size)
+            ref = BundleRef(0, 1)
+            entry = seal_bundle(prepared, 1, 1, ref, 0, ext, store_ts=0, seed=seed)
+            log.writer.stage(entry, size, 1, 0, None)
+        log.commit()
+        files = image(log)
+        if tag == 128:
+            assert payloads(read(files, salvage=salvage)) == {0: b"a", 1: b"b"}
+            continue
+        with pytest.raises(UnsupportedVersion, match=r"tag 6 .sequence 1") as refused:
+            read(files, salvage=salvage)
+        details = refused.value.details
+        assert (details["file"], details["sequence"], details["tag"]) == (ACTIVE, 1, 6)
+
+
+@pytest.mark.parametrize("salvage", [False, True])
+@pytest.mark.parametrize(("at", "data"), [(10, b"\x03\0"), (46, b"\x01\0")])
+def test_a_newer_head_refuses(at: int, data: bytes, salvage: bool) -> None:
+    """A sound head with a later version or a flag: refused by name, salvaged or not."""
+    files = several_files()
+    name = "wal/quiver.wal.3"
+    head = bytearray(files[name][:64])
+    head[at : at + 2] = data
+    head[60:] = zlib.crc32(bytes(head[:60])).to_bytes(4, "little")
+    with pytest.raises(UnsupportedVersion, match=r"quiver\.wal\.3") as refused:
+        read(files | {name: bytes(head) + files[name][64:]}, salvage=salvage)
+    assert refused.value.details["file"] == name
+
+
+def test_store_time_comes_back() -> None:
+    """Each entry gives its store time; those of version 1 have none."""
+    files, entries = one_file()
+    assert {entry.store_ts_ns for entry in entries} == {TS}
+    assert {entry.bundle().store_ts_ns for entry in entries} == {TS}
+    old = list(read({ACTIVE: as_v1(files[ACTIVE])}).entries())
+    assert {entry.store_ts_ns for entry in old} == {None}
+    assert [entry.ref for entry in old] == [entry.ref for entry in entries]
 
 
 def test_hostile_lengths_cost_no_memory() -> None:

@@ -111,6 +111,24 @@ def test_a_sealed_log_is_left_alone() -> None:
     assert raw.ops == []
 
 
+def test_a_seal_with_something_behind_it_is_written_again() -> None:
+    """Scenario: killed between writing the seal and cutting the file behind it: it may be in
+    the page cache only. Guarantee: it is written again, synced, and the file is cut."""
+    log = Log()
+    log.put(b"x")
+    log.writer.seal()
+    closed = image(log)
+    raw = MemoryDisk.from_image({ACTIVE: closed[ACTIVE] + TERMINATOR})
+    seal = list(read(closed).entries())[-1]
+    repair(raw)
+    writes = [op for op in raw.ops if isinstance(op, Write)]
+    assert writes[0].offset == seal.offset
+    assert raw.durability().image() == closed
+    raw.ops.clear()
+    repair(raw)
+    assert raw.ops == []
+
+
 def test_strays_are_removed() -> None:
     """Files in the making and the spare may hold anything: they go."""
     log = Log()

@@ -126,8 +126,7 @@ def test_what_may_not_be_on_disk_is_said_again_before_a_mark() -> None:
     outcomes.settled(late)
     assert len(outcomes) == 0
     outcomes.call_lost()
-    outcomes.doubts()
-    assert [one.refs for one in outcomes.take_late()] == [late.refs]
+    assert not outcomes.has_doubts  # an action brings it to the disk
 
 
 def test_what_is_on_disk_is_forgotten() -> None:
@@ -162,3 +161,57 @@ def test_the_disk_is_asked_for_once_at_a_time() -> None:
     confirmed(outcomes, MAX_REMEMBERED)
     outcomes.say(Ref(3, 0), ACKED, "", None, False)
     assert [message.durable for message in outcomes.take()] == [True]
+
+
+def test_a_bundle_is_finishing_until_the_live_call_says_so() -> None:
+    """An ack is finishing from the moment it is said until it is confirmed; a deferral never."""
+    outcomes = Outcomes()
+    outcomes.say(Ref(1, 0), ACKED, "", None, False)
+    outcomes.say(Ref(1, 1), DEFERRED, "", None, False)
+    assert outcomes.is_finishing(Ref(1, 0))
+    assert not outcomes.is_finishing(Ref(1, 1))
+    for message in outcomes.take():
+        assert message.id is not None
+        outcomes.confirm(message.id, ())
+    assert not outcomes.is_finishing(Ref(1, 0))
+
+
+def test_what_an_action_finished_is_finishing_until_a_mark_is_confirmed() -> None:
+    """The server had given the claim to somebody else, so an action finishes the bundle: the
+    live call may still bring a copy, and none after the mark."""
+    outcomes = Outcomes()
+    outcomes.say(Ref(1, 0), ACKED, "", None, False)
+    (message,) = outcomes.take()
+    assert message.id is not None
+    outcomes.confirm(message.id, [Ref(1, 0)])
+    (late,) = outcomes.take_late()
+    outcomes.settled(late)
+    assert outcomes.needs_mark
+    assert outcomes.mark().overtaken == {Ref(1, 0)}
+    assert outcomes.is_finishing(Ref(1, 0))
+    (mark,) = outcomes.take()
+    assert mark.id is not None
+    outcomes.confirm(mark.id, ())
+    assert not outcomes.is_finishing(Ref(1, 0))
+
+
+def test_a_new_call_brings_no_copies_of_what_was_settled_before_it() -> None:
+    """After a reconnect a bundle that was finished comes only if somebody wants it: a seek."""
+    outcomes = Outcomes()
+    outcomes.say(Ref(1, 0), ACKED, "", None, False)
+    outcomes.call_lost()
+    (late,) = outcomes.take_late()
+    assert outcomes.is_finishing(Ref(1, 0))
+    outcomes.settled(late)
+    outcomes.call_begun()
+    assert not outcomes.is_finishing(Ref(1, 0))
+
+
+def test_what_is_late_goes_to_the_disk() -> None:
+    """The server that takes it may die before the next call: it is not merely remembered."""
+    outcomes = Outcomes()
+    outcomes.say(Ref(1, 0), ACKED, "", None, False)
+    outcomes.say(Ref(1, 1), REJECTED, "no", None, False)
+    outcomes.call_lost()
+    requests = [group.request("s", "x")[1] for group in outcomes.take_late()]
+    assert [one.durable for one in requests if isinstance(one, Ack | Reject)] == [True, True]

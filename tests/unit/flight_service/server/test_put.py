@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from flight_service.protocol.put import PutCommand
-from flight_service.server.put import PutCall
+from flight_service.server.put import Gap, PutCall
 from quiver import BundleRef, Receipt
 from quiver.errors import InvalidBundle, Poisoned, QuiverError, StorageFull
 
@@ -156,6 +156,97 @@ def test_a_bundle_that_could_not_be_written_closes_the_door_behind_it() -> None:
         "ok",
         "ok",
     ]
+
+
+def test_the_older_of_two_gaps_counts_whichever_thread_saw_it_first() -> None:
+    """Scenario: message 1 is refused while message 0 is on its way to the disk; then 0 fails.
+    The client reads `retry` for 0 first, and sends 0 again, with resend. Guarantee: it is
+    taken. (The call waited for 1, and refused 0 as out of turn for ever.)"""
+    call = Call([None, StorageFull("wal"), None, None])
+
+    def fail_the_first() -> None:
+        call.waiter.complete(call.taken[0], StorageFull("wal"))
+        call.answered(2)
+
+    call.send()
+    call.send()
+    call.send({"resend": 0}, when=fail_the_first)
+    call.send(when=lambda: call.waiter.complete(call.taken[1]))
+
+    def last() -> None:
+        while len(call.taken) < 3:
+            threading.Event().wait(0.001)
+        call.waiter.complete(call.taken[2])
+
+    thread = threading.Thread(target=last, daemon=True)
+    thread.start()
+    call.call.run()
+    assert call.statuses() == ["retry storage_full", "retry storage_full", "ok", "ok"]
+
+
+def test_a_failure_that_the_sender_has_not_seen_yet_keeps_everything_out() -> None:
+    """Scenario: message 0 could not be written, and the sender is held up before it finds out;
+    messages 1 and 2 come meanwhile. Guarantee: neither is taken before 0 has come again. (1 was
+    refused, and the failure forgotten with that: 2 was taken before 0.)"""
+    call = Call([None, None, None])
+
+    def fail_unseen() -> None:
+        call.taken[0].complete(StorageFull("wal"))  # the sender sleeps on
+
+    def wake_the_sender() -> None:
+        with call.waiter.changed:
+            call.waiter.changed.notify_all()
+        call.answered(3)
+
+    call.send()
+    call.send(when=fail_unseen)
+    call.send()
+    call.send({"resend": 0}, when=wake_the_sender)
+
+    def last() -> None:
+        while len(call.taken) < 2:
+            threading.Event().wait(0.001)
+        call.waiter.complete(call.taken[1])
+
+    thread = threading.Thread(target=last, daemon=True)
+    thread.start()
+    call.call.run()
+    assert call.statuses() == ["retry storage_full", *["retry out_of_turn"] * 2, "ok"]
+
+
+def test_a_failure_told_after_the_gap_was_filled_opens_no_other() -> None:
+    """Scenario: 0 and 1 could not be written. The client sends 0 again as soon as it is told,
+    before it is told of 1. Guarantee: 1, sent again behind it, is taken: the client knows of
+    one gap, and has filled it."""
+    gap = Gap()
+    gap.open(0, None)
+    gap.fill(0, 2)
+    seen = []
+    gap.open(1, None)
+    seen.append(gap.first)
+    gap.open(2, 0)  # what filled the gap could not be written either
+    seen.append(gap.first)
+    gap.open(3, None)
+    seen.append(gap.first)
+    assert seen == [None, 0, 0]
+
+
+def test_two_threads_open_a_gap_at_the_same_time() -> None:
+    """Scenario: both threads of a call find a refusal at the same moment, again and again.
+    Guarantee: the lower number counts."""
+    for _ in range(200):
+        gap, meet = Gap(), threading.Barrier(2)
+
+        def opens(n: int, gap: Gap = gap, meet: threading.Barrier = meet) -> None:
+            meet.wait(PATIENCE)
+            gap.open(n, None)
+
+        threads = [threading.Thread(target=opens, args=[n]) for n in (3, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert gap.first == 3
 
 
 def test_a_rejected_repeat_closes_its_gap() -> None:

@@ -1,0 +1,150 @@
+"""Stores of other versions: an older one opens as it is, a newer one is refused untouched."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from quiver.disk.disk import Disk
+from quiver.disk.memory import MemoryDisk
+from quiver.errors import UnsupportedVersion
+from quiver.format.wal_entry import SLOT_NAME
+from quiver.format.wal_header import decode_header
+from quiver.fsck.dump import dump
+from quiver.fsck.repair import Plan
+from quiver.fsck.verify import verify
+from quiver.wal.files import ACTIVE
+from tests.support.stores import World
+from tests.support.wal import as_v1
+
+LEFTOVER = "segments/0000000000000099.qseg.tmp"
+
+
+def crashed() -> World:
+    """A store whose process died: a segment, a subscriber, and bundles in the log only."""
+    world = World()
+    world.store.register("reader")
+    world.sealed(0, 1)
+    world.put_durable(2, 3)
+    return world
+
+
+def resealed(data: bytes, start: int, end: int, seed: int = 0) -> bytes:
+    """The checksum behind ``end`` made to fit the bytes before it."""
+    crc = zlib.crc32(data[start:end], seed)
+    return data[:end] + struct.pack("<I", crc) + data[end + 4 :]
+
+
+def with_head(at: int, value: bytes) -> Callable[[bytes], bytes]:
+    return lambda data: resealed(data[:at] + value + data[at + len(value) :], 0, 60)
+
+
+def with_type(data: bytes) -> bytes:
+    """The first entry, which names a slot, gets another type."""
+    assert data[68] == SLOT_NAME
+    end = 68 + int.from_bytes(data[64:68], "little")
+    return resealed(data[:68] + b"\x7f" + data[69:], 68, end, decode_header(data).framing.seed)
+
+
+def with_tag(data: bytes) -> bytes:
+    """Each bundle gets a tag from the future."""
+    seed = decode_header(data).framing.seed
+    out, at = data[:64], 64
+    while length := int.from_bytes(data[at : at + 4], "little"):
+        body = data[at + 4 : at + 4 + length]
+        if body[0] == 64:
+            ext = struct.pack("<BI", 77, 0)
+            body = body[:57] + struct.pack("<I", len(ext)) + ext + body[61:]
+        out += struct.pack("<I", len(body)) + body + struct.pack("<I", zlib.crc32(body, seed))
+        at += 8 + length
+    return out + bytes(64)
+
+
+def with_flags(data: bytes) -> bytes:
+    """A progress file of the Rust crate, its flag for a watermark set."""
+    body = data[:10] + struct.pack("<HH", 32, 1) + data[14:32] + data[40:-4]
+    return body + struct.pack("<I", zlib.crc32(body))
+
+
+NEWER = [
+    (ACTIVE, with_head(10, b"\x03\0"), "version 3"),
+    (ACTIVE, with_head(46, b"\0\x80"), "flags 0x8000"),
+    (ACTIVE, with_type, "type 127"),
+    (ACTIVE, with_tag, "tag 77"),
+    ("quiver.sub.reader", with_flags, "flags 0x0001"),
+]
+
+
+@pytest.mark.parametrize(("path", "edit", "named"), NEWER, ids=[named for *_, named in NEWER])
+def test_a_newer_file_refuses_the_store_and_nothing_is_touched(
+    path: str, edit: Callable[[bytes], bytes], named: str
+) -> None:
+    """Scenario: a file has a version, flag, entry type or tag of a newer version.
+
+    Guarantee: an open and every tool name the file and what is new in it, under any policy, and
+    not a byte of the directory is changed, not even what a crash left half written.
+    """
+    world = crashed()
+    before = world.raw.image()
+    image = before | {path: edit(before[path]), LEFTOVER: b"half"}
+    for policy in ("fail", "earliest"):
+        raw = MemoryDisk.from_image(image, world.raw.directories())
+        with pytest.raises(UnsupportedVersion, match=named) as refused:
+            World(raw).open(subscribers={"corrupt_progress": policy})
+        assert refused.value.details["file"] == path
+        assert path in str(refused.value)
+        assert {name: data for name, data in raw.image().items() if name != "LOCK"} == {
+            name: data for name, data in image.items() if name != "LOCK"
+        }
+    disk = Disk(MemoryDisk.from_image(image))
+    for told in (verify(disk).newer, dump(disk, Disk(MemoryDisk())).newer):
+        assert [path in one and named in one for one in told] == [True]
+    with pytest.raises(UnsupportedVersion, match=named):
+        Plan(disk)
+
+
+def test_a_log_of_version_1_opens_and_serves() -> None:
+    """Scenario: the log files are as 0.1.0 wrote them.
+
+    Guarantee: every bundle is there, once; what is written from now on is of version 2.
+    """
+    world = crashed()
+    image = {
+        path: as_v1(data) if path.startswith("wal/quiver.wal") else data
+        for path, data in world.raw.image().items()
+    }
+    assert decode_header(image[ACTIVE]).framing.version == 1
+    old = World(MemoryDisk.from_image(image, world.raw.directories()))
+    assert verify(Disk(MemoryDisk.from_image(image))).sound
+    old.put_durable(4)
+    assert decode_header(old.raw.image()[ACTIVE]).framing.version == 2
+    old.kill()
+    assert old.drain("reader") == [0, 1, 2, 3, 4]
+
+
+def test_a_forged_log_entry_in_a_bundle_and_a_torn_write() -> None:
+    """Scenario: a bundle's column holds the bytes of log entries which say that this very bundle
+    was synced.  The machine dies while the bundle is written, and a part of it is missing.
+
+    Guarantee: the store opens with all that was durable; the rest is kept in quarantine.
+    """
+    world = World()
+    world.put_durable(0)
+    end = len(world.raw.image()[ACTIVE]) - 64
+    sequence = world.store.put({"Logs": pa.record_batch({"n": [1]})}).sequence
+    fakes = b""
+    for n in range(sequence + 2, sequence + 20):
+        body = struct.pack("<BqQQ4sQ", 66, 0, n, 0, b"\xb5QV1", n)
+        fakes += struct.pack("<I", 37) + body + struct.pack("<I", zlib.crc32(body))
+    column = pa.array([b"x" * 3000 + fakes + b"x" * 3000])
+    world.store.put({"Logs": pa.record_batch({"blob": column})}).wait()
+    at = end + 2000
+    world.change(ACTIVE, lambda data: data[:at] + bytes(512) + data[at + 512 :])
+    store = world.open()
+    assert [text for text in store.report.torn_tails if "last write is incomplete" in text]
+    assert len(world.files("quarantine/")) == 1
+    assert world.drain()[:1] == [0]
