@@ -8,10 +8,13 @@ EXTRAS  := server,spark,dev
 WORKERS ?= 2
 MINUTES ?= 60
 ONLY    ?=
+PROFILE ?= all
+SEED    ?=
+ROUND   ?=
 CODE    := $(wildcard quiver flight_service spark_client tests benchmarks examples)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo example test images lint unit coverage system spark integration crash prove soak bench budget peers pictures up down clean
+.PHONY: help setup demo example test images lint unit coverage system compat spark integration crash chaos prove soak bench budget peers pictures up down clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,7 +37,7 @@ demo: $(STAMP) ## A Spark job puts a million rows, the server is killed hard: no
 example: $(STAMP) ## A pipeline: logs from Quiver, error rates by Spark, back to Quiver, to Parquet
 	@$(BIN)/python -m examples.telemetry
 
-test: lint images unit system spark integration crash ## All checks: lint, then every test
+test: lint images unit system compat spark integration crash ## All checks: lint, then every test
 
 unit: $(STAMP) ## Tests of the parts and of the whole store (ARGS="-k name")
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) tests/unit tests/property
@@ -45,14 +48,22 @@ coverage: $(STAMP) ## The same, and which lines they reach
 
 system: $(STAMP) ## Tests with failing disks, killed processes, many threads, real sockets
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) \
-		tests/faults tests/kill tests/fuzz tests/soak tests/stress tests/wire tests/bench
+		tests/faults tests/kill tests/fuzz tests/soak tests/stress tests/wire tests/bench tests/chaos
+
+compat: $(STAMP) ## Directories, requests and clients of earlier versions against this one
+	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) tests/compat
 
 # Each test process has a Spark of its own; the cluster is in one of them.
 spark: $(STAMP) ## Tests with real Spark (needs Java 17 or newer), local and on a cluster
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS) tests/spark
 
-crash: $(STAMP) ## 100,000 crash states, and the engine broken on purpose
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) tests/crash
+crash: $(STAMP) ## Crash states, all kinds of trouble combined, and the engine broken on purpose
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS) tests/crash tests/product
+
+# Rounds with violations are kept, and each prints the line that plays it again.
+chaos: $(STAMP) ## A server and clients in trouble (MINUTES=60 PROFILE=kill,rest SEED=7 ROUND=3)
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --profile $(PROFILE) \
+		$(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND))
 
 # Beside the tests that come first: those that need the images wait for them, or build them.
 images: $(STAMP)

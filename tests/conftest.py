@@ -1,4 +1,4 @@
-"""What every test can rely on: a clock of its own, a clean environment, known randomness."""
+"""What every test can rely on: a clock, a clean environment, known randomness, a watchdog."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from quiver.clock import ManualClock
+from tests.support.watchdog import pytest_configure, pytest_runtest_protocol
+
+__all__ = ["pytest_configure", "pytest_runtest_protocol"]
 
 # No deadline: a shared machine's pause is not a property of the code.  In CI the examples
 # are the same every time, so that a red run can be run again.

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.prove                     all of it, about half an hour on two cores
+    python -m tests.prove                     all of it, about an hour on two cores
     python -m tests.prove --only flips kill   some of it
     python -m tests.prove --write             and put the table into docs/reliability.md
 
@@ -73,12 +73,28 @@ TRIALS: Final = (
     Trial(
         "crash",
         "crash states: what a power cut may leave, opened and held against the promise",
-        ("-m", "tests.crash", "--states", "100000", "--processes", "2"),
+        ("-m", "tests.crash", "--states", "250000", "--processes", "2"),
     ),
     Trial(
         "mutants",
         "engines with one fault each, which the crash states must catch",
         ("-m", "tests.crash", "mutants", "--processes", "2"),
+    ),
+    Trial(
+        "product",
+        "damage, settings, clock, interleavings, full disks and crashes combined, in seeded runs",
+        _pytest("tests/product/test_product.py", "-k", "promise"),
+        {"QUIVER_PRODUCT_RUNS": "1000"},
+    ),
+    Trial(
+        "orders",
+        "named interleavings: a call inside every step of another",
+        _pytest("tests/product/test_interleavings.py", "-k", "promise"),
+    ),
+    Trial(
+        "faults",
+        "defects, rows of the owner's table and interleavings, each broken, which these must catch",
+        ("-m", "tests.product", "--mutants", "--processes", "2"),
     ),
     Trial(
         "calls",

@@ -82,6 +82,9 @@ class Checker:
             store = Store(Disk(disk), oracle.config, where="crash", clock=ManualClock(self._now_ns))
         except Damage:
             return
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise Violation("damage_noticed", f"refused, but not as damage: {what}") from error
         after = disk.image()
         view = self._looker.look(store, after)
         case = Case(oracle, store, disk, state.files, after, view, self._now_ns, {})

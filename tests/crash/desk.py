@@ -176,11 +176,11 @@ class Desk:
         numbers = self._world.oracle.winners_of(transaction)
         if sum(found.values()) != len(numbers):
             return
-        catalog, names = self._world.store._parts.catalog, self._world.store._parts.slots.names
+        segments, names = self._world.store._parts.segments, self._world.store._parts.slots.names
         left = {number: self._world.oracle.puts[number] for number in numbers}
         places: dict[int, tuple[BundleRef, int, int]] = {}
         for seq in sorted(found):
-            reader = catalog.reader(seq)
+            reader = segments.reader(seq)
             for index in range(len(reader)):
                 slots = {names[slot]: batch for slot, batch in reader.read(index).items()}
                 same = [n for n, put in left.items() if same_slots(slots, put.slots)]
@@ -195,7 +195,7 @@ class Desk:
     def _segments_of(self, transaction: tuple[str, int]) -> dict[int, int]:
         """Segments of a transaction that can be seen, with their bundles."""
         store = self._world.store
-        infos = {info.seq: info for info in store._parts.catalog.infos}
+        infos = {info.seq: info for info in store._parts.segments.infos()}
         return {
             seq: count
             for seq, count in store.segments()

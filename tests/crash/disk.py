@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from quiver.disk.memory import MemoryDisk, MemoryFile, _Inode
-from quiver.disk.oplog import Durability, Op, Sync, settle
+from quiver.disk.oplog import Durability, Op, Sync, SyncDir, settle
 
 Image: TypeAlias = Mapping[str, bytes]
 
@@ -41,6 +41,10 @@ class CrashDisk(MemoryDisk):
         self.records: list[Record] = []
         self.fail_syncs_in: int | None = None
         """Fail the file sync after so many good ones; ``None``: none."""
+        self.fail_dir_syncs_in: int | None = None
+        """The same for syncs of directories: their names stay at risk."""
+        self.sync_failed = False
+        """Whether a sync has failed since the process began."""
         self.die_in: int | None = None
         """Kill the process after so many more records; ``None``: it lives."""
         self.die_after: type[Record] | None = None
@@ -52,7 +56,9 @@ class CrashDisk(MemoryDisk):
     def revive(self) -> None:
         """Another process starts; what was written is still there, synced or not."""
         self.dead = False
-        self.die_in = self.die_after = self.fail_syncs_in = self.capacity = None
+        self.die_in = self.die_after = self.capacity = None
+        self.fail_syncs_in = self.fail_dir_syncs_in = None
+        self.sync_failed = False
         self.locked.clear()
 
     def log(self, op: Op) -> None:
@@ -63,7 +69,14 @@ class CrashDisk(MemoryDisk):
             self.fail_syncs_in -= 1
             if self.fail_syncs_in < 0:
                 self.fail_syncs_in = None
+                self.sync_failed = True
                 self._keep(LostSync(op.inode))
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if isinstance(op, SyncDir) and self.fail_dir_syncs_in is not None:
+            self.fail_dir_syncs_in -= 1
+            if self.fail_dir_syncs_in < 0:
+                self.fail_dir_syncs_in = None
+                self.sync_failed = True
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         self._keep(op)
 

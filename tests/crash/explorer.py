@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from quiver.clock import ManualClock
+from tests.crash.chance import decided
 from tests.crash.checker import Checker
 from tests.crash.invariants import Violation
 from tests.crash.oracle import Oracle
@@ -195,7 +196,7 @@ def second_life(workload: Workload, state: State, oracle: Oracle, where: str) ->
         state=state,
         oracle=oracle.copy(),
     )
-    with listening(world):
+    with decided(where), listening(world):
         world.open()
         receipt = world.put(small_bundle(rng, len(world.oracle.puts)), "again")
         if receipt is not None and not receipt.done:

@@ -7,7 +7,7 @@ Each takes a :class:`Case`, a store opened on a state that a crash may leave, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NoReturn
@@ -24,7 +24,7 @@ from quiver.receipt import Receipt
 from quiver.segment.info import SEGMENTS
 from tests.crash.disk import CrashDisk, Image
 from tests.crash.look import Bundle, View, outcomes
-from tests.crash.oracle import Oracle, Outcome, Put, Slots
+from tests.crash.oracle import Oracle, Outcome, Put, Reject, Slots
 from tests.crash.rights import may_go
 
 PROBED_KEYS: Final = 2
@@ -227,8 +227,41 @@ def losses_on_record(case: Case) -> None:
         case.fail(losses_on_record, f"segments {sorted(missing)} are not in the ledger any more")
     damaged = [seq for seq, why in case.view.losses.items() if why not in ("size", "time")]
     report = case.store.report
-    if damaged or report.lost or report.quarantined or report.degraded:
+    if damaged or report.lost or report.reclaimed or report.quarantined or report.degraded:
         case.fail(losses_on_record, f"lost without damage: {damaged or report}")
+
+
+def rejects_on_record(case: Case) -> None:
+    """What a subscriber rejected is on record before it counts as done, and stays there; nothing
+    else is, and nothing twice."""
+    rows, oracle = case.view.rejects, case.oracle
+    silent = {
+        (name, ref)
+        for name, ref, found, _ in _standings(case)
+        if found == "dropped" and ref.segment_seq not in case.view.losses
+    }
+    # A segment is deleted when everyone has durably finished it, so its rejects are durable too.
+    silent |= {
+        (name, ref)
+        for name, sub in oracle.subs.items()
+        if sub.phase == "joined"
+        for _, ref in oracle.standing_rejects(name)
+        if ref not in case.view.bundles
+    }
+    silent = (silent | oracle.recorded) - rows
+    if silent:
+        case.fail(rejects_on_record, f"rejected, and not in the ledger: {_shown(silent)}")
+    if rows - oracle.rejected:
+        false = _shown(rows - oracle.rejected)
+        case.fail(rejects_on_record, f"in the ledger, and never rejected: {false}")
+    if case.view.rejects_counted != len(rows):
+        case.fail(
+            rejects_on_record, f"{len(rows)} rejects are counted as {case.view.rejects_counted}"
+        )
+
+
+def _shown(rejects: Collection[Reject]) -> str:
+    return ", ".join(f"{ref} by {name}" for name, ref in sorted(rejects))
 
 
 # Files
@@ -261,7 +294,7 @@ def no_strays(case: Case) -> None:
             case.fail(no_strays, f"{path} is still there after the open")
         if path.startswith(f"{SEGMENTS}/") and path.endswith(".qseg"):
             seq = int(path.removeprefix(f"{SEGMENTS}/").removesuffix(".qseg"))
-            if seq not in case.store._parts.catalog:
+            if seq not in case.store._parts.segments:
                 case.fail(no_strays, f"{path} is there, but the store doesn't know it")
         if path.endswith(".qstage") and not any(
             path.startswith(f"{STAGES}/{key.id.hex()}-") for key in case.view.stages
@@ -272,7 +305,7 @@ def no_strays(case: Case) -> None:
 def decided_deletions_done(case: Case) -> None:
     """A segment that the floor calls gone has no file after an open."""
     floor = decode_floor(case.after[FLOOR_PATH])
-    for info in case.store._parts.catalog.infos:
+    for info in case.store._parts.segments.infos():
         if info.seq < floor.replay_floor and floor.is_gone(info.seq):
             case.fail(decided_deletions_done, f"segment {info.seq} is there, and gone by the floor")
 
@@ -326,6 +359,7 @@ INVARIANTS: Final[tuple[Callable[[Case], None], ...]] = (
     progress_kept,
     nobody_done_early,
     losses_on_record,
+    rejects_on_record,
     commit_whole,
     finished_kept,
     bytes_accounted,
@@ -427,7 +461,7 @@ def commits_go_on(case: Case) -> None:
 
 
 def _seen_once(case: Case, answer: Committed, bundles: int) -> None:
-    infos = case.store._parts.catalog.infos
+    infos = case.store._parts.segments.infos()
     seen = dict(case.store.segments())
     mine = [info.seq for info in infos if info.transaction == (answer.app, answer.version)]
     count = sum(seen.get(seq, 0) for seq in mine)
@@ -458,6 +492,7 @@ def same_again(first: View, second: View) -> None:
         ("bundles", _fixed(first), _fixed(second)),
         ("outcomes", first.outcomes, second.outcomes),
         ("losses", first.losses, second.losses),
+        ("rejects", first.rejects, second.rejects),
         ("slots", first.slot_names, second.slot_names),
         ("next sequence", first.next_sequence, second.next_sequence),
         ("stages", first.stages, second.stages),

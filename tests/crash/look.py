@@ -20,7 +20,7 @@ from quiver.ids import BundleRef
 from quiver.segment.info import segment_path
 from quiver.stages import StageInfo
 from tests.crash.disk import Image
-from tests.crash.oracle import Outcome
+from tests.crash.oracle import Outcome, Reject
 
 MAX_KEPT_FILES: Final = 512
 
@@ -43,6 +43,10 @@ class View:
     bundles: Mapping[BundleRef, Bundle]
     outcomes: Mapping[str, Mapping[BundleRef, Outcome]]
     losses: Mapping[int, str]
+    """Segments of which something is on record as lost or dropped, and why."""
+    rejects: frozenset[Reject]
+    """What is on record as rejected, and by whom."""
+    rejects_counted: int
     slot_names: Mapping[int, str]
     next_segment: int
     next_sequence: int
@@ -65,13 +69,13 @@ class Looker:
         """What is there, with the files as they are."""
         names = store._parts.slots.names
         bundles: dict[BundleRef, Bundle] = {}
-        for info in store._parts.catalog.infos:
+        for info in store._parts.segments.infos():
             path = segment_path(info.seq)
             for index, row in enumerate(self._sealed(store, info.seq, image.get(path, b""))):
                 ref = BundleRef(info.seq, index)
                 bundles[ref] = _bundle(ref, row, names)
-        for member in store._parts.tail._members:
-            segment = member.segment
+        segments = store._parts.segments
+        for segment in (*segments.unwritten, *filter(None, [segments.open])):
             for index in range(segment.bundle_count):
                 ref = BundleRef(segment.seq, index)
                 bundles[ref] = _bundle(ref, (segment.meta(index), segment.read(index)), names)
@@ -79,16 +83,29 @@ class Looker:
         return View(
             bundles=bundles,
             outcomes=outcomes(store, bundles),
-            losses={loss.segment_seq: loss.reason for loss in store._parts.ledger.losses},
+            losses={
+                loss.segment_seq: loss.reason
+                for loss in store._parts.ledger.losses
+                if not loss.is_reject
+            },
+            rejects=frozenset(
+                (name, BundleRef(loss.segment_seq, index))
+                for loss in store._parts.ledger.losses
+                if loss.is_reject
+                for name in loss.subscribers
+                for first, end in loss.indexes or ()
+                for index in range(first, end)
+            ),
+            rejects_counted=store._parts.ledger.totals.get("rejected.bundles", 0),
             slot_names=names,
-            next_segment=store._parts.tail.next_segment,
+            next_segment=store._parts.segments.next_segment,
             next_sequence=store._parts.ingest.next_sequence,
             segment_bytes=usage.segments,
             log_bytes=usage.log,
             stage_bytes=usage.stages,
             transactions={
                 info.seq: info.transaction
-                for info in store._parts.catalog.infos
+                for info in store._parts.segments.infos()
                 if info.transaction is not None
             },
             stages={
@@ -103,7 +120,7 @@ class Looker:
     def _sealed(self, store: Store, seq: int, data: bytes) -> list[Row]:
         rows = self._files.get((seq, data))
         if rows is None:
-            reader = store._parts.catalog.reader(seq)
+            reader = store._parts.segments.reader(seq)
             rows = [(reader.meta(index), reader.read(index)) for index in range(len(reader))]
             if len(self._files) >= MAX_KEPT_FILES:
                 self._files.clear()

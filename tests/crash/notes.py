@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 from quiver.config import Config
 from quiver.format.stage import StageKey
 from quiver.ids import BundleRef
-from tests.crash.oracle import Attempt, Commitment, Oracle, Outcome, Put, Sub
+from tests.crash.oracle import Attempt, Commitment, Oracle, Outcome, Put, Reject, Sub
 
 
 class Note(Protocol):
@@ -276,6 +276,7 @@ class Left:
     narrows: ClassVar[bool] = True
 
     def apply(self, oracle: Oracle) -> None:
+        oracle.recorded |= oracle.standing_rejects(self.name)
         del oracle.subs[self.name]
 
 
@@ -290,6 +291,18 @@ class Resolved:
 
     def apply(self, oracle: Oracle) -> None:
         oracle.subs[self.name].set(self.ref, self.outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A bundle was refused: on record before that outcome is durable."""
+
+    name: str
+    ref: BundleRef
+    narrows: ClassVar[bool] = False
+
+    def apply(self, oracle: Oracle) -> None:
+        oracle.rejected.add((self.name, self.ref))
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +326,7 @@ class Kept:
         for sub in oracle.subs.values():
             if self.names is None or sub.name in self.names:
                 sub.keep()
+                oracle.recorded |= oracle.standing_rejects(sub.name)
 
 
 # Retention, and restarts
@@ -364,6 +378,7 @@ class Settled:
     found: Mapping[int, tuple[BundleRef, int | None, int | None]]
     outcomes: Mapping[str, Mapping[BundleRef, Outcome]]
     losses: frozenset[int]
+    rejects: frozenset[Reject] = frozenset()
     stages: Mapping[StageKey, int] = field(default_factory=dict)
     committed: Mapping[str, int] = field(default_factory=dict)
     narrows: ClassVar[bool] = True
@@ -380,6 +395,7 @@ class Settled:
             elif put.state == "durable":
                 put.state = "gone"
         oracle.losses |= self.losses
+        oracle.recorded |= self.rejects
         oracle.subs = {name: sub for name, sub in oracle.subs.items() if name in self.outcomes}
         for name, standing in self.outcomes.items():
             oracle.subs[name].settle(standing)

@@ -22,6 +22,8 @@ from quiver.ids import BundleRef
 
 Outcome: TypeAlias = Literal["pending", "acked", "dropped"]
 Slots: TypeAlias = Mapping[str | int, pa.RecordBatch]
+Reject: TypeAlias = tuple[str, BundleRef]
+"""A subscriber's name, and what it has rejected."""
 EARLIEST: Final = BundleRef(0, 0)
 
 
@@ -125,6 +127,10 @@ class Oracle:
         self.attempts: dict[StageKey, Attempt] = {}
         self.commitments: dict[tuple[str, int], Commitment] = {}
         self.losses: set[int] = set()
+        self.rejected: set[Reject] = set()
+        """Everything that was ever rejected: may be on record."""
+        self.recorded: set[Reject] = set()
+        """Rejects that must be on record, for good."""
         self.removals: dict[int, bool] = {}
         """Segments whose removal was ordered: had everyone durably finished them?"""
         self.config: Config | None = None
@@ -152,6 +158,7 @@ class Oracle:
         }
         other.version, other.config = self.version, self.config
         other.losses = set(self.losses)
+        other.rejected, other.recorded = set(self.rejected), set(self.recorded)
         other.removals = dict(self.removals)
         return other
 
@@ -200,6 +207,11 @@ class Oracle:
 
     def refs(self) -> list[BundleRef]:
         return [put.ref for put in self.puts.values() if put.ref is not None]
+
+    def standing_rejects(self, name: str) -> set[Reject]:
+        """What a subscriber has rejected, and not gone back to since."""
+        sub = self.subs[name]
+        return {one for one in self.rejected if one[0] == name and sub.now(one[1]) == "dropped"}
 
     def left_in(self, segment_seq: int, sub: Sub) -> list[BundleRef]:
         """Bundles of a segment that a subscriber has not finished."""

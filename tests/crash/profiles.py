@@ -221,6 +221,28 @@ PROFILES: Final = (
         {**_TRANSACTIONS, "squeeze": 10, "tx_full": 12, "bad_fsync": 3, "kill": 6, "maintain": 8},
         (14, 28),
     ),
+    Profile(
+        "long_segments",  # each in several files of the log
+        _settings(
+            wal={"rotation_target": 1024, "max_size": 16384, "max_rotated_files": 16},
+            segment={"target_size": 4096, "max_bundles": 12},
+        ),
+        {"burst": 30, "flush": 4, "maintain": 16, "consume": 6, "kill": 4, "cut": 4},
+        (14, 30),
+    ),
+    Profile(
+        "refusals",  # several in one segment, and of some bundles more than once
+        _settings(segment={"target_size": 4096, "max_bundles": 4}),
+        {
+            "refuse": 60,
+            "regret": 20,
+            "flush_progress": 30,
+            "maintain": 20,
+            "flush": 12,
+            "drain": 12,
+        },
+        (24, 40),
+    ),
 )
 
 

@@ -29,6 +29,7 @@ def may_go(files: Image, oracle: Oracle, seq: int) -> bool:
 
 def _ledger(files: Image) -> set[int]:
     try:
-        return {loss.segment_seq for loss in decode_state(files[STATE_NAME]).losses}
+        losses = decode_state(files[STATE_NAME]).losses
+        return {loss.segment_seq for loss in losses if not loss.is_reject}
     except (KeyError, Damage):
         return set()

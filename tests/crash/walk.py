@@ -77,10 +77,13 @@ def flips(epochs: list[Epoch], place: str) -> Iterator[tuple[str, State, Oracle]
 
 def proven_end(log: bytes | bytearray) -> int:
     """Where the entries of a log file end that a later one in it proves to be synced."""
-    at, entries = HEADER_SIZE, []
+    at = HEADER_SIZE
+    entries: list[tuple[int, int, int]] = []
     while at + _ENTRY.size <= len(log):
         length, sequence, synced = _ENTRY.unpack_from(log, at)
-        if not length:
+        # In a file written over, what an earlier lap left behind the end is no entry of this one.
+        follows = not entries or sequence == entries[-1][1] + 1
+        if not length or at + length + 8 > len(log) or not follows:
             break
         entries.append((at, sequence, synced))
         at += length + 8

@@ -24,6 +24,7 @@ from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.oplog import Rename, Write
 from quiver.ids import BundleRef
+from tests.crash.chance import decided
 from tests.crash.disk import Killed
 from tests.crash.foreign import foreign_notes, foreign_state
 from tests.crash.invariants import Violation
@@ -57,7 +58,9 @@ class Workload:
 def generate(seed: int, number: int, profile: int | None = None) -> Workload:
     """Run workload ``number`` of this seed."""
     chosen = number % len(PROFILES) if profile is None else profile
-    return _Generator(random.Random(f"{seed}:{number}:{chosen}"), chosen).run(f"{seed}:{number}")
+    generator = _Generator(random.Random(f"{seed}:{number}:{chosen}"), chosen)
+    with decided(f"{seed}:{number}"):
+        return generator.run(f"{seed}:{number}")
 
 
 def small_bundle(rng: random.Random, number: int) -> dict[str | int, pa.RecordBatch]:
@@ -306,6 +309,26 @@ class _Generator:
         for _ in range(self._rng.randint(1, 5)):
             how = self._rng.choices(("ack", "reject", "defer", "leave"), (12, 2, 1, 1))[0]
             self._world.resolve(name, how)
+
+    def _refuse(self) -> None:
+        """A subscriber rejects what it is given, mostly."""
+        name = self._someone()
+        if name is None:
+            self._subscribe()
+            return
+        for _ in range(self._rng.randint(1, 3)):
+            self._world.resolve(name, self._rng.choice(("reject", "reject", "ack")))
+
+    def _regret(self) -> None:
+        """A subscriber goes back to something that it has rejected, and rejects it again."""
+        name = self._someone()
+        if name is None:
+            return
+        there = set(self._refs())
+        rejected = [r for _, r in sorted(self._world.oracle.standing_rejects(name)) if r in there]
+        if rejected:
+            self._world.seek(name, self._rng.choice(rejected))
+            self._world.resolve(name, "reject")
 
     def _drain(self) -> None:
         """Everyone known finishes everything: what can go then may go."""

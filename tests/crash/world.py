@@ -29,6 +29,7 @@ from quiver.errors import (
     StorageFault,
 )
 from quiver.format.floor import FLOOR_PATH, decode_floor
+from quiver.format.state import Loss
 from quiver.ids import BundleRef
 from quiver.receipt import Receipt
 from quiver.segment.info import SEGMENTS, parse_name
@@ -137,8 +138,8 @@ class World:
         self.waiting = []
         self._by_receipt = {}
         self._settle()
-        self._sealed = {info.seq for info in self.store._parts.catalog.infos}
-        self._losses = {loss.segment_seq for loss in self.store._parts.ledger.losses}
+        self._sealed = {info.seq for info in self.store._parts.segments.infos()}
+        self._losses = {loss.segment_seq for loss in self._lost()}
 
     def _settle(self) -> None:
         image = self.disk.image()
@@ -151,7 +152,8 @@ class World:
             meta = view.bundles[ref].meta
             found[put.number] = (ref, meta.sequence, meta.ingestion_ts_ns)
         stages = {key: info.since_ns for key, info in view.stages.items()}
-        self.note(o.Settled(found, view.outcomes, frozenset(view.losses), stages, view.committed))
+        losses = frozenset(view.losses)
+        self.note(o.Settled(found, view.outcomes, losses, view.rejects, stages, view.committed))
 
     def close(self) -> None:
         if self._try(self.store.close):
@@ -181,15 +183,18 @@ class World:
         """Note what a call did besides what it was asked for; the dead tell nothing."""
         if self.disk.dead:
             return
-        for loss in self.store._parts.ledger.losses:
+        for loss in self._lost():
             if loss.segment_seq not in self._losses:
                 self._losses.add(loss.segment_seq)
                 self.note(o.Dropped(loss.segment_seq))
-        sealed = {info.seq for info in self.store._parts.catalog.infos}
+        sealed = {info.seq for info in self.store._parts.segments.infos()}
         for seq in sorted(self._sealed - sealed):
             self.note(o.Deleted(seq))
         self._sealed = sealed
         self.desk.after()
+
+    def _lost(self) -> list[Loss]:
+        return [loss for loss in self.store._parts.ledger.losses if not loss.is_reject]
 
     def after(self) -> None:
         """For those who make calls of their own."""
@@ -346,6 +351,8 @@ class World:
             return
         if how in ("ack", "reject"):
             outcome = str(bundle.ack() if how == "ack" else bundle.reject("no"))
+            if how == "reject" and outcome == "dropped":
+                self.note(o.Rejected(name, bundle.ref))
             if outcome in ("acked", "dropped"):
                 self.note(o.Resolved(name, bundle.ref, outcome))  # type: ignore[arg-type]
         elif how == "defer":

@@ -17,7 +17,7 @@ from typing import Final
 from quiver.config import Config
 from quiver.disk.memory import MemoryDisk
 from quiver.engine import Store
-from quiver.errors import BundleGone, Damage, SegmentDamage
+from quiver.errors import BundleGone, Damage, QuiverError, SegmentDamage, UnsupportedVersion
 from quiver.ids import BundleRef
 from tests.faults.world import (
     EVERYTHING,
@@ -156,7 +156,7 @@ def judge(sample: Sample, files: Mapping[str, bytes]) -> tuple[Ending, set[int]]
     raw = MemoryDisk.from_image(files, record=False)
     try:
         store = open_store(raw, sample.settings)
-    except Damage as error:
+    except (Damage, UnsupportedVersion) as error:
         _check_refusal(error, raw, files)
         return Ending.REFUSED, set()
     present = _read_all(store)
@@ -165,9 +165,12 @@ def judge(sample: Sample, files: Mapping[str, bytes]) -> tuple[Ending, set[int]]
     assert present.keys() <= sample.found.bundles.keys(), "something came from nowhere"
     for number, ref in present.items():
         assert sample.found.bundles[number] == ref, f"bundle {number} changed its ref"
-    told = bool(status.losses or report.lost)
+    told = bool(status.losses or report.lost or status.problems)
     torn = bool(report.torn_tails)
-    assert not lost or told or torn, f"silently lost: {sorted(lost)}"
+    needed = lost & frozenset().union(*sample.found.outstanding.values())
+    assert not needed or told or torn, f"silently lost: {sorted(needed)}"
+    kept = any(path.startswith("quarantine/") for path in raw.image())
+    assert not lost or told or torn or kept, f"finished by all, and hidden: {sorted(lost)}"
     _check_progress(sample, store, present)
     if torn:
         return Ending.TORN, lost
@@ -176,7 +179,7 @@ def judge(sample: Sample, files: Mapping[str, bytes]) -> tuple[Ending, set[int]]
     return Ending.INTACT, lost
 
 
-def _check_refusal(error: Damage, raw: MemoryDisk, files: Mapping[str, bytes]) -> None:
+def _check_refusal(error: QuiverError, raw: MemoryDisk, files: Mapping[str, bytes]) -> None:
     assert error.message, "an error without a message"
     assert error.advice, f"no advice: {error.message}"
     assert meaningful(raw.image()) == meaningful(files), "refused, and changed all the same"

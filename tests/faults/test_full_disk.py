@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
 
 import quiver
+from quiver.config import Config
 from quiver.disk.memory import MemoryDisk
 from quiver.engine import Store
 from quiver.errors import Backpressure, Reason, StorageFull
@@ -88,6 +91,21 @@ def test_a_disk_of_every_size(first: int, record_property: Callable[[str, object
         assert len(witness.durable) == before + 3, "there is room again, and no put works"
         check(raw.image(), witness)
     record_property("tried", len(sizes))
+
+
+def test_a_disk_smaller_than_two_reserves() -> None:
+    """Scenario: a disk with room for one reserve and not for two, filled to every byte around the
+    place where the log leaves less than a progress file needs. Guarantee: acks become durable."""
+    for size in range(6_360, 6_420):
+        store = open_store(MemoryDisk(capacity=size))
+        witness = Witness()
+        a = witness.join(store, "a")
+        store.activate()
+        assert a is not None, witness.errors
+        fill(store, witness, iter(range(MOST_PUTS)))
+        witness.ack_next(a, 3)
+        witness.keep(a)
+        assert witness.kept.get("a") == witness.asked["a"], (size, witness.errors[-1])
 
 
 def check_full(files: dict[str, bytes], size: int, witness: Witness) -> None:
@@ -228,3 +246,41 @@ def test_a_full_disk_without_a_reserve_still_reads(small_disk: Path) -> None:
     assert [len(store.read(ref)) for ref in refs] == [1] * 20
     filler.unlink()
     store.close()
+
+
+@pytest.mark.parametrize("target", ["1MiB", "64MiB"], ids=["sealed as it came", "all at once"])
+def test_a_full_window_of_keys_does_not_hold_the_log(target: str) -> None:
+    """Scenario: 65,000 idempotency keys are remembered, the disk is full, and the only
+    subscriber finishes everything. Guarantee: the log is released with the reserve alone, and
+    every key is still known after a restart on the full disk."""
+    raw = MemoryDisk(record=False)
+    settings = Config.load(
+        env={},
+        validation="off",
+        wal={"rotation_target": "4MiB", "max_size": "512MiB", "max_rotated_files": 200},
+        segment={"target_size": target},
+        idempotency={"window_count": 65_000},  # a segment would be full with a few more
+    )
+    store = open_store(raw, settings)
+    a = store.subscribe("a")
+    rows = pa.record_batch({"n": pa.array([1], pa.int8())})
+    rng = random.Random(10)
+    keys = [str(UUID(int=rng.getrandbits(128))) for _ in range(settings.idempotency.window_count)]
+    ref = [store.put({SLOT: rows}, key=key).ref for key in keys][-1]
+    store.sync()
+    raw.capacity = sum(map(len, raw.image().values()))
+    with contextlib.suppress(StorageFull):
+        store.maintain()
+    for _ in keys:
+        bundle = a.next_bundle(timeout=0)
+        assert bundle is not None
+        bundle.ack()
+    a.flush()
+    store.flush()
+    store.maintain()
+    files = [path for path in raw.image() if path.startswith("wal/quiver.wal.")]
+    assert len(files) <= 2, files
+    raw.locked.clear()
+    again = open_store(MemoryDisk.from_image(raw.image(), record=False, capacity=raw.capacity))
+    assert again.put({SLOT: rows}, key=keys[0]).duplicate
+    assert again.put({SLOT: rows}, key=keys[-1]).ref == ref

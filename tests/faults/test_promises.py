@@ -136,7 +136,7 @@ def test_f_a_read_that_fails_gives_the_claim_back() -> None:
     disk = FaultyDisk(raw)
     store = opened(disk)
     a = store.subscribe("a")
-    disk.arm(Fault(0, errno.EIO, ops=frozenset({"view"})))
+    disk.arm(Fault(0, errno.EIO, ops=frozenset({"pread"})))
     with pytest.raises(IoFault):
         a.next_bundle()
     bundle = a.next_bundle()

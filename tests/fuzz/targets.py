@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
@@ -19,15 +20,22 @@ from quiver.format.commit import Commit, CommittedFile
 from quiver.format.crc import crc32, crc32c
 from quiver.format.cursor import decode_cursor, encode_cursor
 from quiver.format.floor import Floor, decode_floor, encode_floor
+from quiver.format.keys import KeyRecord, KeyRun, decode_run, encode_run
 from quiver.format.progress import Progress, SegmentProgress, decode_progress, encode_progress
 from quiver.format.stage import STAGES, stage_name
 from quiver.format.state import decode_state
-from quiver.format.wal_header import HEADER_SIZE
+from quiver.format.wal_header import HEADER_SIZE, decode_header
+from quiver.ids import BundleRef
 from quiver.segment.reader import SegmentReader, load_info
 from quiver.segment.stage import check_committed, load_stage, publish_stage
 from quiver.wal.files import ACTIVE
 from quiver.wal.reader import read_log
 from tests.faults.damage import closed, crashed, staged
+from tests.support.wal import as_v1
+
+KEYS: Final = [
+    KeyRecord(f"key {n}", bytes([n]) * 32, BundleRef(1, n), 10 + n, 1_000 + n) for n in range(5)
+]
 
 
 @dataclass(frozen=True)
@@ -69,14 +77,17 @@ def _read_wal(data: bytes) -> None:
 def _fix_wal(data: bytes) -> bytes:
     """Fit the head's checksum and each entry's, as far as the lengths lead."""
     out = bytearray(data)
+    seed = 0
     if len(out) >= HEADER_SIZE:
         out[60:64] = crc32(bytes(out[:60])).to_bytes(4, "little")
+        with suppress(QuiverError):
+            seed = decode_header(bytes(out)).framing.seed
     at = HEADER_SIZE
     while at + 8 <= len(out):
         end = at + 4 + int.from_bytes(out[at : at + 4], "little")
         if end == at + 4 or end + 4 > len(out):
             break
-        out[end : end + 4] = crc32(bytes(out[at + 4 : end])).to_bytes(4, "little")
+        out[end : end + 4] = crc32(bytes(out[at + 4 : end]), seed).to_bytes(4, "little")
         at = end + 4
     return bytes(out)
 
@@ -118,6 +129,7 @@ def targets() -> dict[str, Target]:
     floor = Floor(41, 39, ((0, 7), (9, 30)), has_log=True, has_state=True, log_first=1234)
     return {
         "wal": Target(tuple(logs), _fix_wal, _read_wal),
+        "wal_v1": Target(tuple(map(as_v1, logs)), _fix_wal, _read_wal),
         "segment": Target(tuple(segments), _ending_in(crc32), _read_segment),
         "stage": Target(tuple(stages), _ending_in(crc32), _read_stage),
         "progress": Target(
@@ -135,6 +147,11 @@ def targets() -> dict[str, Target]:
             tuple(one["quiver.state"] for one in files if "quiver.state" in one),
             _ending_in(crc32),
             lambda data: _drop(decode_state(data)),
+        ),
+        "keys": Target(
+            (encode_run(KEYS),),
+            _ending_in(crc32),
+            lambda data: _drop(decode_run(data, KeyRun.of(KEYS))),
         ),
     }
 

@@ -14,6 +14,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.integration.engine import REPOSITORY, docker, problem, run
+from tests.support.compat import release
 
 SERVICE: Final = "quiver-service"
 SPARK: Final = "quiver-spark"
@@ -34,6 +36,7 @@ INPUTS: Final = {
     SPARK: ("Dockerfile", "constraints.txt"),
 }
 NEXT_VERSION: Final = "99.0.0"
+LAST_VERSION: Final = "0.1.0"
 
 
 def build_all() -> str:
@@ -47,7 +50,7 @@ def build_all() -> str:
             if not _there(content):
                 _build(name, content, base)
             docker("tag", content, f"{name}:{tag}")
-            _forget_others(name, {content.partition(":")[2], tag, next_tag(tag)})
+            _forget_others(name, {content.partition(":")[2], tag, next_tag(tag), last_tag(tag)})
         return tag
 
 
@@ -70,6 +73,32 @@ def build_next(tag: str) -> str:
             (Path(context) / "Dockerfile").write_text(text)
             docker("build", "--tag", made, context, seconds=BUILD_SECONDS)
     return next_tag(tag)
+
+
+def last_tag(tag: str) -> str:
+    """The tag of the last release, made on the image under test."""
+    return f"{tag}-last"
+
+
+def build_last(tag: str) -> str:
+    """The service with the code of the last release, from its frozen wheel.
+
+    Only the project's own packages are replaced: what they need is the same for both."""
+    made = f"{SERVICE}:{last_tag(tag)}"
+    wheel = release(LAST_VERSION).wheel
+    if not _there(made):
+        text = (
+            f"FROM {SERVICE}:{tag}\nUSER root\nCOPY {wheel.name} /tmp/\n"
+            'RUN cd "$(python -c \'import sysconfig; print(sysconfig.get_path("purelib"))\')"'
+            " && rm -r quiver flight_service quiver_buffer-*.dist-info"
+            f" && python -m zipfile -e /tmp/{wheel.name} . && rm /tmp/{wheel.name}\n"
+            "USER quiver\n"
+        )
+        with tempfile.TemporaryDirectory() as context:
+            (Path(context) / "Dockerfile").write_text(text)
+            shutil.copy(wheel, context)
+            docker("build", "--tag", made, context, seconds=BUILD_SECONDS)
+    return last_tag(tag)
 
 
 @functools.cache

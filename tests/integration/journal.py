@@ -4,6 +4,8 @@
 ``{"put": key, "ref"}``    a producer has a receipt that says durable
 ``{"got": key, "ref"}``    a subscriber was given a bundle
 ``{"acked": [ref, …]}``    … and the server has on disk that it is done with these
+``{"staged": [name, …]}``  attempts of a transaction are on the server's disk
+``{"committed": n, …}``    … and published: n bundles, ``repeated`` or not
 ``{"told": code, …}``      the server said no, or not now
 ``{"done": …}``            it is finished
 =========================  ========================================================

@@ -100,12 +100,13 @@ class Project:
         script: str,
         *words: str,
         image: str = SERVICE,
+        tag: str | None = None,
         networks: Sequence[str] = ("data",),
         options: Sequence[str] = (),
     ) -> str:
         """Run one of ``programs/`` in a container of its own; the container's name."""
         command = ["python", f"/programs/{script}", *words]
-        return self.run(name, command, image=image, networks=networks, options=options)
+        return self.run(name, command, image=image, tag=tag, networks=networks, options=options)
 
     def run(
         self,
@@ -113,17 +114,18 @@ class Project:
         command: Sequence[str],
         *,
         image: str = SERVICE,
+        tag: str | None = None,
         networks: Sequence[str] = ("data",),
         options: Sequence[str] = (),
     ) -> str:
-        """Start a container beside the services; its name."""
+        """Start a container beside the services, of the project's tag or another; its name."""
         made = f"{self.name}_{name}"
         first, *others = networks
         docker(
             *("create", "--init", "--name", made, "--label", f"{LABEL}={self.name}"),
             *("--network", f"{self.name}_{first}", "--no-healthcheck"),
             *("--volume", f"{PROGRAMS}:/programs:ro", *options),
-            *("--entrypoint", command[0], f"{image}:{self.tag}", *command[1:]),
+            *("--entrypoint", command[0], f"{image}:{tag or self.tag}", *command[1:]),
         )
         for other in others:
             docker("network", "connect", "--alias", name, f"{self.name}_{other}", made)

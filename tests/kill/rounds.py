@@ -7,6 +7,7 @@ import os
 import select
 import shutil
 import time
+from collections import Counter
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -17,9 +18,14 @@ import quiver
 from tests.kill.victim import SETTINGS, live
 from tests.kill.witness import Testimony
 
-LONGEST_LIFE: Final = 0.6
-LONGEST_START: Final = 60.0
+LONGEST_LIFE: Final = 60.0
+"""Seconds in which a victim must have got as far as its round wants it: then it is stuck."""
+MOST_DURABLE: Final = 400
+MOST_KEPT: Final = 40
+LONGEST_PAUSE: Final = 0.03
+"""Seconds from what a round waits for to the kill: so it falls into any step of the work."""
 CHUNK: Final = 1 << 16
+FOREVER: Final = float("inf")
 
 
 @dataclass
@@ -61,31 +67,44 @@ class Rounds:
         self.tally.kept = sum(map(len, self.testimony.kept.values()))
         self._look()
 
+    def _pick(self) -> tuple[str, int]:
+        """Which line the victim is killed after, and the how-manyth of them.
+
+        Counted, not timed: on a busy machine a victim takes longer, and gets as far.
+        """
+        chance = self._random.random()
+        if chance < 0.2:
+            return "opening", 1
+        if chance < 0.3:
+            return "ready", 1
+        if chance < 0.5:
+            return "kept", self._random.randint(1, MOST_KEPT)
+        return "durable", self._random.randint(1, MOST_DURABLE)
+
     def _listen_and_kill(self, process: BaseProcess, pipe: int) -> bool:
         """Hear all that is said until the victim is dead; whether it had opened the store."""
-        signal = "opening" if self._random.random() < 0.2 else "ready"
-        life = self._random.uniform(0.0, LONGEST_LIFE if signal == "ready" else 0.05)
-        deadline = time.monotonic() + LONGEST_START
-        heard: set[str] = set()
+        signal, wanted = self._pick()
+        pause = self._random.uniform(0.0, LONGEST_PAUSE)
+        stuck_at = time.monotonic() + LONGEST_LIFE
+        kill_at: float | None = None
+        heard: Counter[str] = Counter()
         rest = b""
         while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                assert signal in heard or process.exitcode is None, "it never began"
+            until = stuck_at if kill_at is None else kill_at
+            left = None if until == FOREVER else max(0.0, until - time.monotonic())
+            if not select.select([pipe], [], [], left)[0] or left == 0.0:
                 process.kill()
-                deadline = time.monotonic() + LONGEST_START
-                continue
-            if not select.select([pipe], [], [], left)[0]:
+                assert kill_at is not None, f"no {wanted} times {signal!r}, only {heard}"
+                kill_at = FOREVER  # it is dead: hear it out
                 continue
             data = os.read(pipe, CHUNK)
             if not data:
                 break
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                kind = self.testimony.hear(line.decode())
-                if kind == signal and kind not in heard:
-                    deadline = time.monotonic() + life
-                heard.add(kind)
+                heard[self.testimony.hear(line.decode())] += 1
+            if kill_at is None and heard[signal] >= wanted:
+                kill_at = time.monotonic() + pause
         process.join()
         assert process.exitcode == -9, f"it ended by itself, with {process.exitcode}"
         return "ready" in heard

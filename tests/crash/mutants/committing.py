@@ -12,15 +12,16 @@ from quiver.committing import Committing
 from quiver.disk.disk import Disk
 from quiver.format.commit import Commit, CommittedFile
 from quiver.format.crc import crc32
+from quiver.format.floor import Floor
 from quiver.format.segment import Summary
 from quiver.format.stage import STAGES
 from quiver.publishing import Publishing
 from quiver.segment import stage as stage_files
 from quiver.segment.info import SegmentInfo, segment_path
 from quiver.segment.reader import SegmentReader
+from quiver.segment.segments import Segments
 from quiver.segment.writer import Pieces, add_tail
 from quiver.staging import Staging
-from quiver.tail import Tail
 from quiver.transactions import Transactions
 from tests.crash.mutants.tools import instead, mutant, skip_dir_sync, skip_file_sync
 
@@ -49,12 +50,12 @@ def tail_unsynced() -> AbstractContextManager[Any]:
 def published_before_logged() -> AbstractContextManager[Any]:
     """Files become segments while the commit's entry is only staged."""
 
-    def is_durable(self: Tail, segment: Any) -> bool:
+    def is_durable(self: Segments, segment: Any) -> bool:
         return isinstance(segment, Commit) or original(self, segment)
 
-    original = Tail.is_durable
+    original = Segments.is_durable
     stack = ExitStack()
-    stack.enter_context(instead(Tail, "is_durable", is_durable))
+    stack.enter_context(instead(Segments, "is_durable", is_durable))
     stack.enter_context(instead(Committing, "_log", _log_late))
     return stack
 
@@ -141,9 +142,8 @@ def tail_written_over() -> AbstractContextManager[Any]:
             commit.sequence,
             commit.ts,
             commit.ts,
-            seq,
-            None,
-            commit.transaction,
+            segment=seq,
+            transaction=commit.transaction,
         )
         add_tail(pieces, streams, summary, reader.stamped_manifest(commit.sequence, commit.ts))
         with disk.open(file.path, write=True) as opened:
@@ -162,8 +162,10 @@ def seen_one_by_one() -> AbstractContextManager[Any]:
     def publish_stage(disk: Disk, commit: Commit, seq: int, file: CommittedFile) -> SegmentInfo:
         info = original(disk, commit, seq, file)
         store = _STORES[-1]
-        store._parts.catalog.add(info)
-        store._parts.registry.observe(seq, info.bundle_count)
+        segments = store._parts.segments
+        with segments._lock:
+            segments._enter_file(info)
+        store._parts.registry.show(lambda: {seq: info.bundle_count})
         return info
 
     original = stage_files.publish_stage
@@ -185,7 +187,7 @@ _STORES: list[Publishing] = []
 @mutant(*ALL)
 def half_published_is_shown() -> AbstractContextManager[Any]:
     """A start shows what has become a segment, and leaves the rest for later."""
-    return instead(restaging, "unpublished", lambda found, catalog: [])
+    return instead(restaging, "unpublished", lambda found: [])
 
 
 @mutant(*ALL)
@@ -199,7 +201,7 @@ def losers_kept() -> AbstractContextManager[Any]:
     """What a commit did not name can be committed once more."""
     stack = ExitStack()
     stack.enter_context(instead(Committing, "_clear", lambda self, transaction: None))
-    stack.enter_context(instead(restaging, "_is_over", lambda key, transactions: False))
+    stack.enter_context(instead(restaging, "_is_over", lambda key, version: False))
     return stack
 
 
@@ -232,13 +234,21 @@ def merged_without_sync() -> AbstractContextManager[Any]:
 
 @mutant("tx_laps", "tx_full")
 def log_goes_before_publishing() -> AbstractContextManager[Any]:
-    """A log file is let go while the files of a commit in it are no segments yet."""
+    """Floor and log go by what is in memory, and pass numbers that a commit has reserved."""
+    original = Segments.floor
 
     @property  # type: ignore[misc]
-    def oldest(self: Tail) -> int:
-        return self._members[0].segment.seq if self._members else self.next_segment
+    def first_not_in_file(self: Segments) -> int:
+        return min(self._memory, default=self.next_segment)
 
-    return instead(Tail, "oldest", oldest)
+    def floor(self: Segments, before: Floor, *, ahead: int = 0) -> Floor:
+        with patch.object(self, "_reserved", []):
+            return original(self, before, ahead=ahead)
+
+    stack = ExitStack()
+    stack.enter_context(instead(Segments, "first_not_in_file", first_not_in_file))
+    stack.enter_context(instead(Segments, "floor", floor))
+    return stack
 
 
 @mutant(*ALL)

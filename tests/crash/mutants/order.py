@@ -7,35 +7,72 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from quiver import ingest
+from quiver import ingest, ledger
 from quiver.disk.disk import Disk
+from quiver.format.keys import KeyRun
+from quiver.keyruns import KeyRuns
+from quiver.ledger import Ledger
 from quiver.records import Records
 from quiver.sealing import Sealing
 from quiver.segment.accumulator import OpenSegment
+from quiver.segment.segments import Segments
 from quiver.subscriber import progress, subscriber
 from quiver.subscriber.registry import Registry
 from quiver.sweeping import Sweeping
-from quiver.tail import Tail
 from quiver.wal.active import LogFiles
 from quiver.wal.files import ACTIVE, DIRECTORY, rotated_path
 from tests.crash.mutants.tools import instead, mutant
 
 
-@mutant("laps")
+@mutant("long_segments")
 def log_retired_early() -> AbstractContextManager[Any]:
     """A log file goes while its newest segment is still in memory."""
 
     @property  # type: ignore[misc]
-    def oldest(self: Tail) -> int:
+    def first_not_in_file(self: Segments) -> int:
         return self.next_segment
 
-    return instead(Tail, "oldest", oldest)
+    return instead(Segments, "first_not_in_file", first_not_in_file)
 
 
 @mutant("laps")
 def log_retired_without_checkpoint() -> AbstractContextManager[Any]:
     """Keys and slot names go with the log file that held them."""
-    return instead(Records, "is_stale", property(lambda self: False))
+    return instead(Records, "_is_stale", lambda self: False)
+
+
+@mutant("laps", "kept")
+def runs_deleted_before_checkpoint() -> AbstractContextManager[Any]:
+    """Key runs that were merged go before the checkpoint that lists them no more."""
+    original = KeyRuns.cover
+
+    def cover(self: KeyRuns, records: Any) -> Any:
+        listed = original(self, records)
+        self.remove_unlisted()
+        return listed
+
+    return instead(KeyRuns, "cover", cover)
+
+
+@mutant("laps")
+def runs_written_after_checkpoint() -> AbstractContextManager[Any]:
+    """The checkpoint lists a key run that is written a moment later."""
+    write, checkpoint = KeyRuns._write, Records.checkpoint
+    later: list[Any] = []
+
+    def postpone(self: KeyRuns, records: Any) -> KeyRun:
+        later.append((self, records))
+        return KeyRun.of(records)
+
+    def write_late(self: Records, **how: Any) -> None:
+        checkpoint(self, **how)
+        while later:
+            write(*later.pop(0))
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(instead(KeyRuns, "_write", postpone))
+    stack.enter_context(instead(Records, "checkpoint", write_late))
+    return stack
 
 
 @mutant("laps", "consumers")
@@ -60,8 +97,8 @@ def unwritten_before_progress() -> AbstractContextManager[Any]:
 def unwritten_and_unfinished() -> AbstractContextManager[Any]:
     """A segment is let go although somebody has yet to see some of it."""
 
-    def retire(self: Registry, segment_seq: int, total: int) -> bool:
-        self.drop_segment(segment_seq, total)
+    def retire(self: Registry, segment_seq: int, total: int, hide: Any) -> bool:
+        self.drop_segment(segment_seq, total, hide)
         return True
 
     return instead(Registry, "retire", retire)
@@ -115,18 +152,15 @@ def _only_when_asked(self: Records, names: tuple[str, ...] | None = None) -> int
 @mutant("consumers", "kept")
 def deleted_before_floor() -> AbstractContextManager[Any]:
     """A segment's file goes before the floor says that it may."""
-    original = Sweeping._carry_out
+    original = Sweeping.sweep
 
-    def carry_out(self: Sweeping, evictions: Any) -> Any:
-        kept = self._records.keep_floor
-        later: list[Any] = []
-        with patch.object(self._records, "keep_floor", lambda **how: later.append(how)):
-            done = original(self, evictions)
-        for how in later:
-            kept(**how)
+    def sweep(self: Sweeping, need: int = 0) -> Any:
+        with patch.object(self._records, "keep_floor", lambda **_: None):
+            done = original(self, need)
+        self._records.keep_floor()
         return done
 
-    return instead(Sweeping, "_carry_out", carry_out)
+    return instead(Sweeping, "sweep", sweep)
 
 
 @mutant("drop_oldest")
@@ -154,13 +188,64 @@ def progress_before_ledger() -> AbstractContextManager[Any]:
 
     def carry_out(self: Sweeping, evictions: Any) -> Any:
         for eviction in evictions:
-            info = self._parts.catalog.info(eviction.seq)
+            info = self._parts.segments.info(eviction.seq)
             if eviction.dropped and info is not None:
-                self._parts.registry.drop_segment(eviction.seq, info.bundle_count)
+                self._parts.registry.drop_segment(
+                    eviction.seq, info.bundle_count, self._parts.segments.hidden
+                )
         self._records.flush_progress()
         return original(self, evictions)
 
     return instead(Sweeping, "_carry_out", carry_out)
+
+
+@mutant("refusals", "consumers")
+def rejected_without_ledger() -> AbstractContextManager[Any]:
+    """What a subscriber rejects is not written down."""
+    return instead(Ledger, "record_reject", lambda self, *reject: None)
+
+
+@mutant("refusals", "consumers")
+def reject_recorded_late() -> AbstractContextManager[Any]:
+    """A reject is noted in memory only, until something else writes the checkpoint."""
+    original = Records.record_rejects
+
+    def record_rejects(self: Records, names: tuple[str, ...] | None = None) -> None:
+        with patch.object(self, "_write_state", lambda state: None):
+            original(self, names)
+
+    return instead(Records, "record_rejects", record_rejects)
+
+
+@mutant("refusals", "consumers")
+def progress_before_reject() -> AbstractContextManager[Any]:
+    """A subscriber is done with what it has rejected before that is on record."""
+
+    def flush_progress(self: Records, names: tuple[str, ...] | None = None) -> int:
+        chosen = self._parts.registry.chosen(names)
+        rejects = [(one, one.unrecorded()) for one in chosen]
+        for one, segments in rejects:
+            one.recorded(segments)
+        written = self._parts.registry.flush(names)
+        for one, segments in rejects:
+            for seq, bits in segments.items():
+                self._parts.ledger.record_reject(one.name, seq, bits, 0)
+        if self._parts.ledger.dirty:
+            self.checkpoint()
+        return written
+
+    return instead(Records, "flush_progress", flush_progress)
+
+
+@mutant("refusals")
+def reject_counted_twice() -> AbstractContextManager[Any]:
+    """What is rejected again after a crash, or a seek, gets another row."""
+
+    def record_reject(self: Ledger, subscriber: str, seq: int, bits: int, at_ns: int) -> None:
+        row = ledger._reject_row(subscriber, seq, bits, at_ns)
+        self._keep((*self.losses, row), row)
+
+    return instead(Ledger, "record_reject", record_reject)
 
 
 @mutant("consumers")
@@ -204,7 +289,7 @@ def sealed_before_logged() -> AbstractContextManager[Any]:
     """A segment is written while its newest group is only staged."""
 
     def next_closed(self: Sealing) -> Any:
-        closed = self._parts.tail.closed
+        closed = self._parts.segments.unwritten
         return closed[0] if closed else None
 
     return instead(Sealing, "_next_closed", next_closed)

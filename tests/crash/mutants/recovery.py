@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from quiver import adoption, engine, recovery, survey
+from quiver import adoption, engine, fates, recovery, survey
 from quiver.disk.disk import Disk
 from quiver.format.progress import Progress
+from quiver.replay import Replay
 from quiver.segment.writer import write_segment
 from quiver.subscriber import progress
 from quiver.wal import repair
@@ -33,33 +34,34 @@ def torn_tail_left() -> AbstractContextManager[Any]:
     return stack
 
 
-@mutant("laps")
-def replay_without_dedupe() -> AbstractContextManager[Any]:
-    """The log rebuilds segments that have a file, or had one."""
-    return instead(survey.SealedSegments, "__call__", lambda self, seq: False)
-
-
 @mutant("consumers", "kept")
 def replay_forgets_deletions() -> AbstractContextManager[Any]:
     """The log rebuilds segments that everyone has finished and that were deleted."""
-    return instead(survey.SealedSegments, "__call__", lambda self, seq: seq in self._catalog)
+    stack = contextlib.ExitStack()
+    stack.enter_context(instead(fates, "is_deleted", lambda found, seq: False))
+    stack.enter_context(
+        instead(
+            recovery,
+            "_replay",
+            lambda files, basics: Replay(files.is_sound, basics.known_state.through),
+        )
+    )
+    return stack
 
 
 @mutant("consumers", "kept")
 def deletions_not_finished() -> AbstractContextManager[Any]:
     """A segment whose deletion was decided, but not carried out, is served again."""
-    return instead(recovery._Recovery, "_finish_deletions", lambda self, found: None)
+    return instead(recovery._Recovery, "_finish_deletions", lambda self, *_: None)
 
 
 @mutant("consumers", "kept")
 def numbers_from_files_only() -> AbstractContextManager[Any]:
     """The next segment's number is one above what lies there."""
     return instead(
-        recovery,
+        survey.Findings,
         "first_free_segment",
-        lambda found, live: max(
-            [0, *(seq + 1 for seq in live), *(s.seq + 1 for s in found.replay.segments)]
-        ),
+        lambda self, used=(): max([0, *(seq + 1 for seq in (*used, *self.replay.numbers))]),
     )
 
 
@@ -75,7 +77,7 @@ def keys_forgotten() -> AbstractContextManager[Any]:
 
 @mutant("laps")
 def keys_from_log_only() -> AbstractContextManager[Any]:
-    """Keys in the checkpoint are not read back."""
+    """Keys in runs are not read back."""
 
     def window(self: Any, found: Any, *_: Any) -> KeyWindow:
         kept = KeyWindow(self._config.idempotency.window_count, 10**18)
@@ -91,7 +93,7 @@ def keys_from_checkpoint_only() -> AbstractContextManager[Any]:
 
     def window(self: Any, found: Any, *_: Any) -> KeyWindow:
         kept = KeyWindow(self._config.idempotency.window_count, 10**18)
-        kept.extend(found.basics.known_state.window)
+        kept.extend(found.basics.known_keys)
         return kept
 
     return instead(recovery._Recovery, "_window", window)
@@ -115,7 +117,7 @@ def progress_forgotten() -> AbstractContextManager[Any]:
     return instead(
         survey,
         "scan_progress",
-        lambda disk, known=(): {name: Progress(0, {}) for name in _scan(disk, known)},
+        lambda disk, known=(), **_: {name: Progress(0, {}) for name in _scan(disk, known)},
     )
 
 
@@ -184,15 +186,10 @@ def adopted_log_removed_first() -> AbstractContextManager[Any]:
 def log_ended_before_sealed() -> AbstractContextManager[Any]:
     """A store that goes on without its log lets it go before its segments are written."""
 
-    def seal_without_log(self: Any, found: Any, restaged: Any) -> Any:
-        segments = found.replay.segments
-        if self._without_log:
-            self._remove_log()
-            for segment in segments:
-                info = write_segment(self._disk, segment, self._slots.names)
-                self._catalog.add(info)
-            return [], ()
-        return segments, restaged.commits
+    def seal_without_log(self: Any, found: Any, restaged: Any) -> None:
+        self._remove_log()
+        for segment in found.replay.segments:
+            self._segments.sealed(write_segment(self._disk, segment, self._slots.names))
 
     return instead(recovery._Recovery, "_seal_without_log", seal_without_log)
 

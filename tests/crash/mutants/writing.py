@@ -10,11 +10,12 @@ from typing import Any
 from quiver import ingest
 from quiver.disk.disk import Disk, File
 from quiver.format import wal_scan
+from quiver.format.keys import KEYS
 from quiver.format.progress import encode_progress
 from quiver.format.wal_entry import seal_bundle
 from quiver.segment.info import SEGMENTS
+from quiver.segment.segments import Segments
 from quiver.subscriber import progress, subscriber
-from quiver.tail import Tail
 from quiver.wal import active, reader
 from quiver.wal.active import LogFiles
 from quiver.wal.files import ACTIVE, DIRECTORY
@@ -76,6 +77,18 @@ def checkpoint_unsynced() -> AbstractContextManager[Any]:
     return skip_file_sync("fsync", lambda path: path == "quiver.state.tmp")
 
 
+@mutant("laps")
+def run_unsynced() -> AbstractContextManager[Any]:
+    """A key run gets its name, and a place in the checkpoint, before its bytes are synced."""
+    return skip_file_sync("fsync", lambda path: path.startswith(f"{KEYS}/"))
+
+
+@mutant("laps")
+def run_name_unsynced() -> AbstractContextManager[Any]:
+    """The checkpoint lists a key run whose name may be lost."""
+    return skip_dir_sync(KEYS)
+
+
 @mutant("consumers")
 def progress_in_place() -> AbstractContextManager[Any]:
     """Progress is written over the old file instead of beside it."""
@@ -134,7 +147,7 @@ def rollback_without_truncate() -> AbstractContextManager[Any]:
 @mutant("disk_full")
 def rollback_forgets_the_tail() -> AbstractContextManager[Any]:
     """The log takes a failed group back, the segment in memory keeps it."""
-    return instead(Tail, "rollback", lambda self, sequence: None)
+    return instead(Segments, "rolled_back", lambda self, sequence: None)
 
 
 @mutant("disk_full")
@@ -151,8 +164,8 @@ def claims_to_be_synced() -> AbstractContextManager[Any]:
     """Entries say that everything before them was synced: a torn tail looks like damage."""
     original = seal_bundle
 
-    def seal(body: Any, sequence: int, synced_before: int, *rest: Any) -> Any:
-        return original(body, sequence, sequence, *rest)
+    def seal(body: Any, sequence: int, synced_before: int, *rest: Any, **named: Any) -> Any:
+        return original(body, sequence, sequence, *rest, **named)
 
     return instead(ingest, "seal_bundle", seal)
 

@@ -1,0 +1,242 @@
+"""Damage to a store's files: bytes flipped, files cut, files as a newer program writes them.
+
+Every function returns the fields of the ``trouble`` note, or ``None`` if there was nothing
+to damage.  ``segment`` and ``touched`` say what a flip was aimed at: a byte inside the values
+of one bundle, which then may cost that bundle and no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from tests.chaos.content import IN_FILE
+
+Told = dict[str, Any]
+Damager = Callable[[Path, Random], Told | None]
+_U16: Final = struct.Struct("<H")
+_U32: Final = struct.Struct("<I")
+_ENTRY: Final = struct.Struct("<BqQQ4sQq")
+SALT_AT: Final = 48
+UNKNOWN_ENTRY: Final = 120
+LOG_HEAD: Final = 64
+LOG_VERSION_AT: Final = 10
+STATE_VERSION_AT: Final = 8
+SEGMENT_VERSION_BEFORE_END: Final = 50
+"""Footer (34 bytes, the version first) and trailer (16) end a segment."""
+
+
+def segments(store: Path) -> list[Path]:
+    """Segment files, oldest first."""
+    return sorted(store.glob("segments/*.qseg"))
+
+
+def number_of(segment: Path) -> int:
+    return int(segment.stem)
+
+
+def _flip(path: Path, at: int, bit: int) -> None:
+    with path.open("r+b") as file:  # in place, as a disk does it: others have it open
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ bit]))
+
+
+def _writable(path: Path) -> None:
+    path.chmod(0o640)
+
+
+def flip_values(store: Path, chance: Random) -> Told | None:
+    """One bit inside the values of one bundle of a sealed segment."""
+    found = segments(store)
+    if not found:
+        return None
+    path = chance.choice(found)
+    marks = list(IN_FILE.finditer(path.read_bytes()))
+    if not marks:
+        return None
+    mark = chance.choice(marks)
+    _writable(path)
+    _flip(path, mark.start(1) + chance.randrange(len(mark.group(1))), 1)
+    return {
+        "how": "a bit of a bundle's values",
+        "file": path.name,
+        "segment": number_of(path),
+        "touched": mark.group(1).decode(),
+    }
+
+
+def flip_segment(store: Path, chance: Random) -> Told | None:
+    """One bit anywhere in a segment file."""
+    found = segments(store)
+    if not found:
+        return None
+    path = chance.choice(found)
+    at = chance.randrange(path.stat().st_size)
+    _writable(path)
+    _flip(path, at, 1 << chance.randrange(8))
+    return {"how": f"a bit at {at}", "file": path.name, "segment": number_of(path)}
+
+
+def cut_segment(store: Path, chance: Random) -> Told | None:
+    """A segment file loses its end."""
+    found = segments(store)
+    if not found:
+        return None
+    path = chance.choice(found)
+    size = chance.randrange(path.stat().st_size)
+    _writable(path)
+    with path.open("r+b") as file:
+        file.truncate(size)
+    return {"how": f"cut to {size} bytes", "file": path.name, "segment": number_of(path)}
+
+
+def flip_log(store: Path, chance: Random) -> Told | None:
+    """One bit of a bundle in a closed log file.
+
+    Not in the active one: damage to its last entries can't be told from a torn write.
+    """
+    found = sorted(store.glob("wal/quiver.wal.[0-9]*"))
+    if not found:
+        return None
+    path = chance.choice(found)
+    marks = list(IN_FILE.finditer(path.read_bytes()))
+    if not marks:
+        return None
+    mark = chance.choice(marks)
+    _flip(path, mark.start(1), 1)
+    return {"how": "a bit of a log entry", "file": path.name, "segment": None}
+
+
+def flip_progress(store: Path, chance: Random) -> Told | None:
+    """One bit of a subscriber's progress: what it had acked may be forgotten, on record."""
+    found = sorted(store.glob("quiver.sub.*"))
+    if not found:
+        return None
+    path = chance.choice(found)
+    at = chance.randrange(path.stat().st_size)
+    _flip(path, at, 1 << chance.randrange(8))
+    return {"how": f"a bit at {at}", "file": path.name, "segment": None, "also": "progress_lost"}
+
+
+def flip_state(store: Path, chance: Random) -> Told | None:
+    """One bit of the checkpoint: keys and the ledger so far may be forgotten."""
+    path = store / "quiver.state"
+    if not path.exists():
+        return None
+    at = chance.randrange(path.stat().st_size)
+    _flip(path, at, 1 << chance.randrange(8))
+    return {"how": f"a bit at {at}", "file": path.name, "segment": None, "also": "memory_lost"}
+
+
+AT_REST: Final[tuple[tuple[Damager, int], ...]] = (
+    (flip_values, 8),
+    (flip_segment, 3),
+    (cut_segment, 2),
+    (flip_log, 3),
+    (flip_progress, 1),
+    (flip_state, 1),
+)
+"""What happens to files while nobody has them open, and how often."""
+
+
+# Files of a newer version: sound, with good checksums, and not for this program
+
+
+def newer_segment(store: Path, chance: Random) -> Path | None:
+    """A segment whose footer says the next version."""
+    found = segments(store)
+    if not found:
+        return None
+    path = chance.choice(found)
+    data = bytearray(path.read_bytes())
+    _raise_version(data, len(data) - SEGMENT_VERSION_BEFORE_END)
+    data[-4:] = _U32.pack(zlib.crc32(data[:-4]))
+    _writable(path)
+    path.write_bytes(data)
+    return path
+
+
+def newer_log(store: Path, chance: Random) -> Path | None:
+    """A log file whose head says the next version."""
+    found = sorted(store.glob("wal/quiver.wal")) + sorted(store.glob("wal/quiver.wal.[0-9]*"))
+    if not found:
+        return None
+    path = chance.choice(found)
+    data = bytearray(path.read_bytes())
+    if len(data) < LOG_HEAD:
+        return None
+    _raise_version(data, LOG_VERSION_AT)
+    data[LOG_HEAD - 4 : LOG_HEAD] = _U32.pack(zlib.crc32(data[: LOG_HEAD - 4]))
+    path.write_bytes(data)
+    return path
+
+
+def newer_state(store: Path, chance: Random) -> Path | None:
+    """A checkpoint that says the next version."""
+    path = store / "quiver.state"
+    if not path.exists():
+        return None
+    data = bytearray(path.read_bytes())
+    _raise_version(data, STATE_VERSION_AT)
+    data[-4:] = _U32.pack(zlib.crc32(data[:-4]))
+    path.write_bytes(data)
+    return path
+
+
+def newer_entry(store: Path, chance: Random) -> Path | None:
+    """A log that goes on with an entry of a kind that this program does not know."""
+    path = store / "wal" / "quiver.wal"
+    if not path.exists():
+        return None
+    data = bytearray(path.read_bytes())
+    if _U16.unpack_from(data, LOG_VERSION_AT)[0] != 2:
+        return None
+    salt = zlib.crc32(data[SALT_AT : SALT_AT + 4])
+    at, last = LOG_HEAD, None
+    while at + 8 <= len(data):
+        (length,) = _U32.unpack_from(data, at)
+        body = data[at + 4 : at + 4 + length]
+        if len(body) < _ENTRY.size or at + 8 + length > len(data):
+            break
+        if _U32.unpack_from(data, at + 4 + length)[0] != zlib.crc32(body, salt):
+            break
+        last = _ENTRY.unpack_from(body)
+        at += 8 + length
+    if last is None:
+        return None
+    _, ts, sequence, _, marker, _, store_ts = last
+    fields = (UNKNOWN_ENTRY, ts, sequence + 1, 0, marker, sequence + 1, store_ts)
+    body = bytearray(_ENTRY.pack(*fields))
+    entry = _U32.pack(len(body)) + body + _U32.pack(zlib.crc32(body, salt))
+    data[at : at + len(entry)] = entry
+    path.write_bytes(data)
+    return path
+
+
+NEWER: Final[tuple[Callable[[Path, Random], Path | None], ...]] = (
+    newer_segment,
+    newer_log,
+    newer_state,
+    newer_entry,
+)
+
+
+def _raise_version(data: bytearray, at: int) -> None:
+    (version,) = _U16.unpack_from(data, at)
+    _U16.pack_into(data, at, version + 1)
+
+
+def prints(directory: Path) -> dict[str, str]:
+    """A hash of every file, to see that nothing was touched; locks are not data."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != "LOCK"
+    }
