@@ -113,6 +113,7 @@ class StoreModel(RuleBasedStateMachine):
         self.gone: set[BundleRef] = set()
         self.subs: dict[str, Sub] = {}
         self.used: set[BundleRef] = set()
+        self.rejected: set[tuple[str, BundleRef]] = set()
         self.attempts: dict[StageKey, Staged] = {}
         self.version = self.tried = 0
 
@@ -353,6 +354,7 @@ class StoreModel(RuleBasedStateMachine):
         if how == "ack":
             sub.done[bundle.ref] = self._outcome(bundle.ack())
         elif how == "reject":
+            self.rejected.add((claim[0], bundle.ref))
             sub.done[bundle.ref] = self._outcome(bundle.reject("model"))
         elif how == "defer":
             bundle.defer()
@@ -495,10 +497,28 @@ class StoreModel(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_wrong(self) -> None:
-        """No crash and no sequence of calls makes the store report a loss."""
+        """No crash and no sequence of calls makes the store report a loss: the ledger has what was
+        too old and what was rejected, and of rejects no bundle that was not."""
         status = self.world.store.status()
         assert status.state == "ok"
-        assert {loss.reason for loss in status.losses} <= {"time"}
+        losses = self.world.store.losses
+        assert {loss.reason for loss in losses} <= {"time", "rejected"}
+        on_record = {
+            (name, BundleRef(loss.segment_seq, index))
+            for loss in losses
+            if loss.is_reject
+            for name in loss.subscribers
+            for first, end in loss.indexes or ()
+            for index in range(first, end)
+        }
+        assert on_record <= self.rejected
+        durable = {
+            (name, ref)
+            for name, sub in self.subs.items()
+            for ref, outcome in sub.flushed.items()
+            if outcome is Outcome.DROPPED and (name, ref) in self.rejected
+        }
+        assert durable <= on_record
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
