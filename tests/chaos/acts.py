@@ -5,8 +5,9 @@ What is done is written down as a ``trouble`` note.  Some of it is an excuse for
 =================  ================================================================
 ``damage``         bytes are not what was written; losses may be on record
 ``caps`` ``age``   a policy may drop bundles, on record
-``progress_lost``  a progress file was damaged: durable acks may be forgotten
-``memory_lost``    the checkpoint was damaged: keys and ledger may be forgotten
+``progress_lost``  a progress file was damaged: that subscriber's acks may be forgotten
+``memory_lost``    the checkpoint was damaged: keys and ledger so far may be forgotten
+``keys_lost``      a file of keys was damaged: keys so far may be forgotten
 =================  ================================================================
 """
 
@@ -328,7 +329,7 @@ def _inflict(stage: Stage, store: Path, stream: str, how: damage.Damager, chance
     also = told.pop("also", None)
     stage.trouble("damage", stream, **told)
     if also is not None:
-        stage.trouble(also, stream)
+        stage.trouble(stream=stream, **also)
     return True
 
 

@@ -22,6 +22,7 @@ Damager = Callable[[Path, Random], Told | None]
 _U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
 _ENTRY: Final = struct.Struct("<BqQQ4sQq")
+PROGRESS: Final = "quiver.sub."
 SALT_AT: Final = 48
 UNKNOWN_ENTRY: Final = 120
 LOG_HEAD: Final = 64
@@ -116,13 +117,14 @@ def flip_log(store: Path, chance: Random) -> Told | None:
 
 def flip_progress(store: Path, chance: Random) -> Told | None:
     """One bit of a subscriber's progress: what it had acked may be forgotten, on record."""
-    found = sorted(store.glob("quiver.sub.*"))
+    found = sorted(store.glob(f"{PROGRESS}*"))
     if not found:
         return None
     path = chance.choice(found)
     at = chance.randrange(path.stat().st_size)
     _flip(path, at, 1 << chance.randrange(8))
-    return {"how": f"a bit at {at}", "file": path.name, "segment": None, "also": "progress_lost"}
+    also = {"what": "progress_lost", "subscriber": path.name.removeprefix(PROGRESS)}
+    return {"how": f"a bit at {at}", "file": path.name, "segment": None, "also": also}
 
 
 def flip_state(store: Path, chance: Random) -> Told | None:
@@ -132,7 +134,8 @@ def flip_state(store: Path, chance: Random) -> Told | None:
         return None
     at = chance.randrange(path.stat().st_size)
     _flip(path, at, 1 << chance.randrange(8))
-    return {"how": f"a bit at {at}", "file": path.name, "segment": None, "also": "memory_lost"}
+    also = {"what": "memory_lost"}
+    return {"how": f"a bit at {at}", "file": path.name, "segment": None, "also": also}
 
 
 AT_REST: Final[tuple[tuple[Damager, int], ...]] = (

@@ -13,7 +13,6 @@ from tests.chaos.sight import LedgerRow, Ref, Sight, sights
 
 SHOWN: Final = 8
 """Bundles that a sentence names; the others are counted."""
-DAMAGE_REASONS: Final = frozenset({"damaged"})
 
 
 class Invariant(StrEnum):
@@ -127,7 +126,8 @@ def delivered_or_on_record(sight: Sight) -> Iterator[Violation]:
     """Every durable bundle reaches every subscriber, or its loss is on record for it."""
     may_lose = bool(sight.had("damage", "caps", "age"))
     for subscriber in sorted(sight.registered):
-        silent = [one for one in sight.missing(subscriber) if not sight.rows_for(one, subscriber)]
+        missing = sight.missing(subscriber)
+        silent = missing - sight.excused(missing, subscriber)
         if silent and may_lose:
             detail = f"{len(silent):,} bundles never came to {subscriber}"
             yield _say(sight, Invariant.LOSS_NOT_ON_RECORD, detail, silent)
@@ -166,18 +166,20 @@ def equal_to_what_was_put(sight: Sight) -> Iterator[Violation]:
 
 
 def once(sight: Sight) -> Iterator[Violation]:
-    """One put, one ref; unless it was sent again after its loss was put on record."""
-    if sight.had("memory_lost"):
-        return
-    lost = {row.segment for row in sight.ledger}
-    doubled = {
-        one: sorted(places)
-        for one, places in sight.refs.items()
-        if len({ref for ref in places if ref[0] not in lost}) > 1
-    }
-    if doubled:
-        name, places = min(doubled.items())
-        yield _say(sight, Invariant.DOUBLED, f"{name} is at {places}", doubled)
+    """One put, one ref; unless it was sent again after its loss, or its key's, went on record."""
+    forgotten = [note.at for note in sight.had("memory_lost", "keys_lost")]
+    doubled: dict[str, list[Ref]] = {}
+    for one, places in sight.refs.items():
+        sent, again = sight.sent_at.get(one, 0), sight.last_sent_at.get(one, 0)
+        if any(sent < at < again for at in forgotten):
+            continue  # its key may have been forgotten between two tries
+        if len({ref for ref in places if not sight.lost_to_damage(ref)}) > 1:
+            doubled[one] = sorted(places)
+    # Of some losses nothing tells which bundles they were: so many of these may be among them.
+    adrift = sum(row.bundles for row in sight.ledger if row.is_damage and row.indexes == ())
+    if len(doubled) > adrift:
+        name, found = min(doubled.items())
+        yield _say(sight, Invariant.DOUBLED, f"{name} is at {found}", doubled)
 
 
 def a_ref_for_each(sight: Sight) -> Iterator[Violation]:
@@ -190,18 +192,21 @@ def a_ref_for_each(sight: Sight) -> Iterator[Violation]:
 
 
 def acks_hold(sight: Sight) -> Iterator[Violation]:
-    """What was acked durably does not come again, but after a seek or a lost progress file."""
-    if sight.had("progress_lost"):
-        return
+    """What was acked durably does not come again, but after a seek, or to a subscriber whose
+    progress file was damaged since."""
     again: set[str] = set()
     who: Counter[str] = Counter()
+    lost = {name: [note.at for note in sight.progress_lost(name)] for name, _ in sight.acked}
     for one in sight.seen:
         if one.subscriber is None or one.subscriber in sight.moved:
             continue
         acked = sight.acked.get((one.subscriber, one.ref))
-        if acked is not None and acked < one.at:
-            again.add(one.identity)
-            who[one.subscriber] += 1
+        if acked is None or acked >= one.at:
+            continue
+        if any(acked < at < one.at for at in lost[one.subscriber]):
+            continue
+        again.add(one.identity)
+        who[one.subscriber] += 1
     if again:
         detail = ", ".join(f"{count:,} to {name}" for name, count in sorted(who.items()))
         yield _say(sight, Invariant.DELIVERED_AFTER_DURABLE_ACK, detail, again)
@@ -217,7 +222,7 @@ def whole_commits(sight: Sight) -> Iterator[Violation]:
             absent = members - came
             if absent == members or not absent:
                 continue
-            if not all(sight.rows_for(one, subscriber) for one in absent):
+            if absent - sight.excused(absent, subscriber):
                 detail = f"{app} {version}: {len(members - absent)} of {len(members)}"
                 detail += f" came to {subscriber}"
                 yield _say(sight, Invariant.COMMIT_HALF, detail, absent)
@@ -225,12 +230,17 @@ def whole_commits(sight: Sight) -> Iterator[Violation]:
 
 def rejects_on_record(sight: Sight) -> Iterator[Violation]:
     """What was rejected durably is in the ledger, for the one who rejected it."""
-    if sight.had("memory_lost") or sight.full_ledger:
+    if sight.full_ledger:
         return
     named = set().union(*(row.rejects for row in sight.refusals))
-    # Damage or a policy may have taken a bundle from the hands of who then rejected it.
-    taken = {(name, row.segment) for row in sight.ledger for name in row.subscribers}
-    silent = {one for one in sight.rejected - named if (one[0], one[1][0]) not in taken}
+    forgotten = max((note.at for note in sight.had("memory_lost")), default=-1)
+    silent = {
+        (name, ref)
+        for name, ref in sight.rejected - named
+        if sight.acked[name, ref] > forgotten
+        # Damage or a policy may have taken a bundle from the hands of who then rejected it.
+        and not any(name in row.subscribers and row.names(ref) for row in sight.ledger)
+    }
     if silent:
         detail = f"{len(silent):,} rejects are on no record"
         yield _say(sight, Invariant.REJECT_NOT_ON_RECORD, detail, _names(sight, silent))
@@ -250,51 +260,75 @@ def no_false_reject(sight: Sight) -> Iterator[Violation]:
 
 def _names(sight: Sight, rejects: Iterable[tuple[str, Ref]]) -> set[str]:
     """The bundles, as they are called; those that nobody knows by their refs."""
-    return {name for _, ref in rejects for name in sight.owners.get(ref) or {str(ref)}}
+    return _owners(sight, (ref for _, ref in rejects))
 
 
 def no_false_loss(sight: Sight) -> Iterator[Violation]:
-    """A row of the ledger has a cause, and counts no more than there was to lose."""
+    """A row of the ledger has a cause, and names and counts no more than there was to lose."""
     damage = sight.had("damage")
     policy = sight.had("caps", "age")
+    hit = {note.get("segment") for note in damage}
     for row in sight.ledger:
-        cause = damage if row.reason in DAMAGE_REASONS else policy
-        if not cause:
-            detail = f"segment {row.segment}, {row.bundles} bundles, {row.reason}: without cause"
-            yield _say(sight, Invariant.FALSE_LOSS, detail, _in_segment(sight, row.segment))
-            continue
-        if not row.exact:
-            continue  # it says that it may count too many
-        most = sight.most_in(row.segment)
-        if row.bundles > most:
-            detail = f"segment {row.segment} held at most {most} bundles, {row.bundles} told lost"
-            yield _say(sight, Invariant.FALSE_LOSS, detail, _in_segment(sight, row.segment))
-        elif row.reason in DAMAGE_REASONS and not sight.had("progress_lost"):
-            yield from _finished_before(sight, row, min(note.at for note in damage))
+        what = f"segment {row.segment}, {row.bundles} bundles, {row.reason}"
+        inside = _in_segment(sight, row.segment)
+        if not (damage if row.is_damage else policy):
+            yield _say(sight, Invariant.FALSE_LOSS, f"{what}: without cause", inside)
+        elif row.is_damage and None not in hit and row.segment not in hit:
+            detail = f"{what}: only segments {sorted(hit)} were damaged"
+            yield _say(sight, Invariant.FALSE_LOSS, detail, inside)
+        elif row.exact:  # else it says that it may count too many
+            for detail, named in _too_many(sight, row):
+                yield _say(sight, Invariant.FALSE_LOSS, f"{what}: {detail}", named or inside)
 
 
-def _finished_before(sight: Sight, row: LedgerRow, damaged_at: int) -> Iterator[Violation]:
-    """What was finished is not lost: not for one subscriber, and in all not if all had."""
+def _too_many(sight: Sight, row: LedgerRow) -> Iterator[tuple[str, set[str]]]:
+    """What is wrong with a row that says it is exact, with the bundles that it concerns."""
     most = sight.most_in(row.segment)
-    finished = {
-        subscriber: {
-            ref
-            for (name, ref), at in sight.acked.items()
-            if name == subscriber and ref[0] == row.segment and at < damaged_at
-        }
-        for subscriber in sight.registered
+    if row.bundles > most:
+        yield f"the segment held at most {most}", set()
+        return
+    if row.indexes is not None and row.bundles != len(row.named):
+        yield f"names {len(row.named)}", _owners(sight, row.named)
+    for name, told in sorted(row.subscribers.items()):
+        if told > row.bundles:
+            yield f"{name} is told to have lost {told}", _owners(sight, row.named)
+    if row.is_damage:
+        yield from _not_lost(sight, row)
+
+
+def _not_lost(sight: Sight, row: LedgerRow) -> Iterator[tuple[str, set[str]]]:
+    """What could be read to the end is not lost, nor what was finished before the damage."""
+    damaged_at = min(note.at for note in sight.had("damage"))
+    readable = {
+        one.ref
+        for one in sight.seen
+        if one.subscriber is None and sight.hashes.get(one.identity) == one.hash
     }
+    if sound := row.named & readable:
+        yield f"{len(sound)} of them can be read", _owners(sight, sound)
+    finished = {name: sight.finished_before(name, damaged_at) for name in sight.registered}
     by_all = set.intersection(*finished.values()) if finished else set()
-    if row.bundles > most - len(by_all):
-        detail = f"segment {row.segment}: all had finished {len(by_all)} of at most {most} bundles"
-        detail += f" before, {row.bundles} told lost"
-        yield _say(sight, Invariant.FALSE_LOSS, detail, _in_segment(sight, row.segment))
-    for subscriber, told in sorted(row.subscribers.items()):
-        done = finished.get(subscriber, set())
-        if told > most - len(done):
-            detail = f"segment {row.segment}: {subscriber} had finished {len(done)} of at most"
-            detail += f" {most} bundles before, {told} told lost"
-            yield _say(sight, Invariant.FALSE_LOSS, detail, _in_segment(sight, row.segment))
+    if false := row.named & by_all:
+        yield f"all had finished {len(false)} of them before", _owners(sight, false)
+    elif row.bundles > sight.most_in(row.segment) - _count_in(by_all, row.segment):
+        yield f"all had finished {_count_in(by_all, row.segment)} of the segment before", set()
+    for name, told in sorted(row.subscribers.items()):
+        done = finished.get(name, set())
+        left = len(row.named - done)
+        if row.indexes is None:
+            left = sight.most_in(row.segment) - _count_in(done, row.segment)
+        if told > left:
+            detail = f"{name} had finished all but {left} of them before, and is told {told}"
+            yield detail, _owners(sight, row.named & done)
+
+
+def _count_in(refs: set[Ref], segment: int) -> int:
+    return sum(ref[0] == segment for ref in refs)
+
+
+def _owners(sight: Sight, refs: Iterable[Ref]) -> set[str]:
+    """The bundles, as they are called; those that nobody knows by their refs."""
+    return {name for ref in refs for name in sight.owners.get(ref) or {str(ref)}}
 
 
 def _in_segment(sight: Sight, segment: int) -> set[str]:
@@ -324,6 +358,9 @@ def damage_is_local(sight: Sight) -> Iterator[Violation]:
             segments = {segment for segment, _ in sight.refs.get(one, ())}
             if segments and segments <= aimed_at and not segments & others and None not in others:
                 spread.add(one)
+    for row in sight.ledger:
+        if row.is_damage and row.segment in aimed_at - others and None not in others:
+            spread |= _owners(sight, row.named) - touched
     if spread:
         detail = f"{len(touched)} bundles touched, {len(spread)} others lost"
         yield _say(sight, Invariant.DAMAGE_SPREAD, detail, spread)

@@ -237,8 +237,7 @@ class _Play:
         on_record = [
             one
             for one in sorted(lost & set(sent))
-            if any(row.reason == "damaged" for row in sight.rows_for(one, None))
-            and sight.refs.get(one)
+            if any(sight.lost_to_damage(ref) for ref in sight.refs.get(one, ()))
             and one.startswith("bare-producer")
         ]
         for one in on_record[:MOST_RESENT]:

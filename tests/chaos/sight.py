@@ -13,6 +13,8 @@ Ref = tuple[int, int]
 SOUND_STATES = frozenset({"ok", "open"})
 REJECTED = "rejected"
 """The reason of a ledger row for what a subscriber refused: it is not lost."""
+DAMAGED = "damaged"
+"""The reason of a row for what no policy dropped."""
 MAX_ROWS = 1000
 """Rows that a ledger keeps one by one."""
 
@@ -39,7 +41,8 @@ class LedgerRow:
     exact: bool = True
     """Whether the counts are more than upper bounds."""
     indexes: tuple[tuple[int, int], ...] | None = None
-    """Which bundles, as half-open ranges; None: all of the segment."""
+    """Which bundles, as half-open ranges; None: all of the segment; empty: nothing tells which,
+    and ``bundles`` is how many at most."""
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> LedgerRow:
@@ -53,14 +56,38 @@ class LedgerRow:
         )
 
     @property
-    def rejects(self) -> set[tuple[str, Ref]]:
-        """What a row of rejects names, and for whom."""
+    def named(self) -> set[Ref]:
+        """The refs that the row names one by one."""
         return {
-            (name, (self.segment, index))
-            for name in self.subscribers
+            (self.segment, index)
             for first, end in self.indexes or ()
             for index in range(first, end)
         }
+
+    @property
+    def rejects(self) -> set[tuple[str, Ref]]:
+        """What a row of rejects names, and for whom."""
+        return {(name, ref) for name in self.subscribers for ref in self.named}
+
+    @property
+    def is_damage(self) -> bool:
+        """Whether no policy decided it."""
+        return self.reason == DAMAGED
+
+    def names(self, ref: Ref) -> bool:
+        """Whether the row speaks of this bundle."""
+        segment, index = ref
+        if segment != self.segment:
+            return False
+        return self.indexes is None or any(first <= index < end for first, end in self.indexes)
+
+    def unnamed(self, known: set[Ref]) -> int:
+        """How many bundles, at most, the row may speak of beside those whose refs are known."""
+        if self.indexes == ():
+            return self.bundles
+        if self.indexes is None:
+            return max(0, self.bundles - sum(ref[0] == self.segment for ref in known))
+        return len(self.named - known)
 
 
 @dataclass
@@ -70,12 +97,15 @@ class Sight:
     name: str
     hashes: dict[str, str] = field(default_factory=dict)
     sent_at: dict[str, int] = field(default_factory=dict)
+    last_sent_at: dict[str, int] = field(default_factory=dict)
     transactions: dict[tuple[str, int], set[str]] = field(default_factory=dict)
     committed: set[tuple[str, int]] = field(default_factory=set)
     durable: set[str] = field(default_factory=set)
     refs: dict[str, set[Ref]] = field(default_factory=lambda: defaultdict(set))
     """By identity: where it was answered durable, or seen with its own content."""
     owners: dict[Ref, set[str]] = field(default_factory=lambda: defaultdict(set))
+    deleted_at: int | None = None
+    """When the stream was last deleted: what was put before it is owed to nobody."""
     registered: dict[str, int] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
     acked: dict[tuple[str, Ref], int] = field(default_factory=dict)
@@ -85,6 +115,8 @@ class Sight:
     """By a reject that was answered as durable, and never acked."""
     moved: set[str] = field(default_factory=set)
     resent: list[Note] = field(default_factory=list)
+    resent_at: dict[str, set[Ref]] = field(default_factory=lambda: defaultdict(set))
+    """By identity: where it was stored in the calm, when all subscribers had ended."""
     troubles: list[Note] = field(default_factory=list)
     state: str | None = None
     ledger: list[LedgerRow] = field(default_factory=list)
@@ -104,6 +136,7 @@ class Sight:
         identity = note["id"]
         self.hashes[identity] = note["hash"]
         self.sent_at.setdefault(identity, note.at)
+        self.last_sent_at[identity] = note.at
         if note.get("app") is not None:
             name = (note["app"], note["version"])
             self.transactions.setdefault(name, set()).add(identity)
@@ -117,6 +150,7 @@ class Sight:
         self.resent.append(note)
         if note["status"] == "ok":
             self._place(note["id"], _ref(note["ref"]))
+            self.resent_at[note["id"]].add(_ref(note["ref"]))
 
     def _on_committed(self, note: Note) -> None:
         self.committed.add((note["app"], note["version"]))
@@ -126,6 +160,14 @@ class Sight:
 
     def _on_left(self, note: Note) -> None:
         self.registered.pop(note["subscriber"], None)
+
+    def _on_deleted(self, note: Note) -> None:
+        """Its subscribers go with it; its refs stay known, since none of them may come back."""
+        self.deleted_at = note.at
+        self.registered.clear()
+        self.rejecting.clear()
+        self.rejected.clear()
+        self.ledger, self.refusals = [], []
 
     def _on_delivered(self, note: Note) -> None:
         self._see(Seen(note.at, note["subscriber"], _ref(note["ref"]), note["id"], note["hash"]))
@@ -187,19 +229,56 @@ class Sight:
         return {
             one
             for one in self.promised()
-            if self.sent_at.get(one, 0) > since
+            if self.sent_at.get(one, 0) > max(since, self.deleted_at or since)
             and one not in names
             and not self.refs.get(one, set()) & places
         }
 
-    def rows_for(self, identity: str, subscriber: str | None) -> list[LedgerRow]:
-        """Ledger rows that may speak of a bundle; of any, if nobody ever saw its ref."""
-        places = {segment for segment, _ in self.refs.get(identity, ())}
+    def excused(self, absent: set[str], subscriber: str) -> set[str]:
+        """Which of these bundles the ledger tells this subscriber that it lost.
+
+        Those that a row names.  Of bundles whose refs no client ever saw, and of bundles that
+        no row names, as many as rows leave room for: a row that can't say which bundles it
+        speaks of excuses the number it gives, and no more.
+        """
+        rows = [row for row in self.ledger if row.subscribers.get(subscriber, 0) > 0]
+        named = {one for one in absent if self._named_by(rows, one)}
+        seen = {one.ref for one in self.seen if one.subscriber == subscriber}
+        known = {ref for ref in self.owners if self.owners[ref]} | seen
+        places = sum(row.unnamed(known) for row in rows if row.indexes != ())
+        adrift = sum(row.subscribers[subscriber] for row in rows if row.indexes == ())
+        nowhere = sorted(one for one in absent - named if not self.refs.get(one))
+        elsewhere = sorted(absent - named - set(nowhere))
+        placed = nowhere[:places]
+        return named | set(placed) | set([*elsewhere, *nowhere[places:]][:adrift])
+
+    def _named_by(self, rows: Iterable[LedgerRow], identity: str) -> bool:
+        """Whether every place that a bundle was owed from is on record as lost."""
+        places = self.refs.get(identity, set()) - self.resent_at.get(identity, set())
+        rows = list(rows)
+        return bool(places) and all(any(row.names(ref) for row in rows) for ref in places)
+
+    def lost_to_damage(self, ref: Ref) -> bool:
+        """Whether a row says that damage took this bundle."""
+        return any(row.is_damage and row.names(ref) for row in self.ledger)
+
+    def finished_before(self, subscriber: str, at: int) -> set[Ref]:
+        """What a subscriber had durably finished by then, as far as that can't be forgotten."""
+        forgotten = max((note.at for note in self.progress_lost(subscriber)), default=-1)
+        if subscriber in self.moved:
+            return set()
+        return {
+            ref
+            for (name, ref), acked in self.acked.items()
+            if name == subscriber and forgotten < acked < at
+        }
+
+    def progress_lost(self, subscriber: str) -> list[Note]:
+        """When this subscriber's progress was damaged."""
         return [
-            row
-            for row in self.ledger
-            if (not places or row.segment in places)
-            and (subscriber is None or row.subscribers.get(subscriber, 0) > 0)
+            note
+            for note in self.had("progress_lost")
+            if note.get("subscriber") in (None, subscriber)
         ]
 
     def most_in(self, segment: int) -> int:

@@ -41,12 +41,23 @@ class Forger:
         self.note("put", id=name, hash=f"hash of {name}", key=name)
         return self.note("answer", id=name, status=status, ref=ref, level="durable")
 
-    def deliver(self, name: str, ref: tuple[int, int], content: str | None = None) -> Forger:
+    def deliver(
+        self, name: str, ref: tuple[int, int], content: str | None = None, to: str = "s"
+    ) -> Forger:
         content = content or f"hash of {name}"
-        return self.note("delivered", subscriber="s", ref=ref, id=name, hash=content)
+        return self.note("delivered", subscriber=to, ref=ref, id=name, hash=content)
 
-    def ack(self, *refs: tuple[int, int]) -> Forger:
-        return self.note("acked", subscriber="s", refs=refs)
+    def ack(self, *refs: tuple[int, int], by: str = "s") -> Forger:
+        return self.note("acked", subscriber=by, refs=refs)
+
+    def read(self, name: str, ref: tuple[int, int]) -> Forger:
+        return self.note("read", ref=ref, id=name, hash=f"hash of {name}")
+
+    def commit(self, *names: str) -> Forger:
+        """A transaction whose refs no answer tells."""
+        for name in names:
+            self.note("put", id=name, hash=f"hash of {name}", key=None, app="job", version=1)
+        return self.note("committed", app="job", version=1)
 
     def reject(self, *refs: tuple[int, int]) -> Forger:
         return self.note("rejecting", subscriber="s", refs=refs)
@@ -102,6 +113,125 @@ def counted_what_all_had_finished() -> Forger:
     forger = Forger().register().put("a", (0, 0)).put("b", (0, 1))
     forger.deliver("a", (0, 0)).ack((0, 0)).damage(segment=0)
     return forger.end({**ROW, "bundles": 2}, state="degraded")
+
+
+def row(*indexes: tuple[int, int], **fields: Any) -> dict[str, Any]:
+    """A row that names these ranges of segment 0."""
+    count = sum(end - first for first, end in indexes)
+    named = {"bundles": count, "subscribers": {"s": count}, "indexes": indexes, "exact": True}
+    return {**ROW, **named, **fields}
+
+
+def six(damaged: bool = True) -> Forger:
+    forger = Forger().register()
+    for number in range(6):
+        forger.put(f"b{number}", (0, number))
+    return forger.damage(segment=0) if damaged else forger
+
+
+def the_row_names_another() -> Forger:
+    """Bundle 5 is missing; the row names bundle 0, which came."""
+    forger = six()
+    for number in range(5):
+        forger.deliver(f"b{number}", (0, number))
+    return forger.end(row((0, 1)), state="degraded")
+
+
+def more_missing_than_a_row_leaves_open() -> Forger:
+    """The row can't say which one it speaks of; two are missing."""
+    forger = six()
+    for number in range(4):
+        forger.deliver(f"b{number}", (0, number))
+    return forger.end(row(bundles=1, subscribers={"s": 1}, exact=False), state="degraded")
+
+
+def a_row_of_another_bundle_for_a_commit() -> Forger:
+    """The one named ref belongs to a bundle that is known; the commit's bundles are not it."""
+    forger = Forger().register().put("a", (0, 0)).commit("x", "y").damage(segment=0)
+    return forger.end(row((0, 1)), state="degraded")
+
+
+def half_a_commit_beside_a_row() -> Forger:
+    forger = half_a_commit().register().put("c", (7, 0)).damage(segment=7)
+    return forger.end({**row((0, 1)), "segment_seq": 7}, state="degraded")
+
+
+def told_lost_and_readable() -> Forger:
+    forger = Forger().register().put("a", (0, 0)).put("b", (0, 1)).damage(segment=0)
+    forger.deliver("a", (0, 0)).deliver("b", (0, 1)).read("a", (0, 0))
+    return forger.end(row((0, 1)), state="degraded")
+
+
+def told_lost_and_finished() -> Forger:
+    """Of two bundles one was finished; the row names that one, and the number is right."""
+    forger = Forger().register().put("a", (0, 0)).put("b", (0, 1))
+    forger.deliver("a", (0, 0)).ack((0, 0)).damage(segment=0).deliver("b", (0, 1))
+    return forger.end(row((0, 1)), state="degraded")
+
+
+def names_more_than_it_counts() -> Forger:
+    return six().end(row((0, 6), bundles=5), state="degraded")
+
+
+def told_lost_in_a_sound_segment() -> Forger:
+    forger = Forger().register().put("a", (0, 0)).put("b", (1, 0)).damage(segment=1)
+    return forger.end(row((0, 1)), {**row((0, 1)), "segment_seq": 1}, state="degraded")
+
+
+def told_lost_and_not_touched() -> Forger:
+    """Both had come, so neither is missing; only one of them was hit."""
+    forger = Forger().register().put("a", (0, 0)).put("b", (0, 1))
+    forger.deliver("a", (0, 0)).deliver("b", (0, 1)).damage(segment=0, touched="a")
+    return forger.end(row((0, 2)), state="degraded")
+
+
+def doubled_beside_a_loss() -> Forger:
+    """Bundle 0 is on record as lost; bundle 1, of the same segment, is there twice."""
+    return six().put("b1", (3, 0)).end(row((0, 1)), state="degraded")
+
+
+def doubled_after_a_drop() -> Forger:
+    """What a policy dropped stays dropped: it is not stored again."""
+    forger = six(damaged=False).note("trouble", what="caps").put("b0", (3, 0))
+    return forger.deliver("b0", (3, 0)).end(row((0, 6), reason="size_cap"), state="degraded")
+
+
+def doubled_before_memory_was_lost() -> Forger:
+    forger = Forger().register().put("a", (0, 0)).put("a", (0, 1))
+    return forger.note("trouble", what="memory_lost").end(state="degraded")
+
+
+def came_again_beside_another_lost_progress() -> Forger:
+    forger = good().note("trouble", what="progress_lost", subscriber="other")
+    return forger.deliver("a", (0, 0))
+
+
+def came_again_though_acked_since() -> Forger:
+    forger = given().note("trouble", what="progress_lost", subscriber="s").ack((0, 0))
+    return forger.deliver("a", (0, 0))
+
+
+def false_loss_beside_another_lost_progress() -> Forger:
+    forger = given().ack((0, 0)).note("trouble", what="progress_lost", subscriber="other")
+    return forger.damage(segment=0).end(row((0, 1)), state="degraded")
+
+
+def rejected_since_memory_was_lost() -> Forger:
+    return given().note("trouble", what="memory_lost").rejected((0, 0)).end()
+
+
+def rejected_beside_a_loss() -> Forger:
+    forger = given().put("b", (0, 1)).damage(segment=0).rejected((0, 0))
+    return forger.end(row((1, 2)), state="degraded")
+
+
+def one_ref_over_two_lives() -> Forger:
+    """The stream was deleted and made again, and gives out a ref of its first life."""
+    return good().note("deleted").register().put("b", (0, 0)).deliver("b", (0, 0))
+
+
+def missing_in_the_second_life() -> Forger:
+    return good().note("deleted").register().put("b", (1, 0)).end()
 
 
 def given() -> Forger:
@@ -200,6 +330,25 @@ FORGED: list[tuple[Callable[[], Forger], Invariant]] = [
     (counted_high, Invariant.FALSE_LOSS),
     (counted_as_lost_after_the_ack, Invariant.FALSE_LOSS),
     (counted_what_all_had_finished, Invariant.FALSE_LOSS),
+    (the_row_names_another, Invariant.LOSS_NOT_ON_RECORD),
+    (more_missing_than_a_row_leaves_open, Invariant.LOSS_NOT_ON_RECORD),
+    (a_row_of_another_bundle_for_a_commit, Invariant.LOSS_NOT_ON_RECORD),
+    (half_a_commit_beside_a_row, Invariant.COMMIT_HALF),
+    (told_lost_and_readable, Invariant.FALSE_LOSS),
+    (told_lost_and_finished, Invariant.FALSE_LOSS),
+    (names_more_than_it_counts, Invariant.FALSE_LOSS),
+    (told_lost_in_a_sound_segment, Invariant.FALSE_LOSS),
+    (told_lost_and_not_touched, Invariant.DAMAGE_SPREAD),
+    (doubled_beside_a_loss, Invariant.DOUBLED),
+    (doubled_after_a_drop, Invariant.DOUBLED),
+    (doubled_before_memory_was_lost, Invariant.DOUBLED),
+    (came_again_beside_another_lost_progress, Invariant.DELIVERED_AFTER_DURABLE_ACK),
+    (came_again_though_acked_since, Invariant.DELIVERED_AFTER_DURABLE_ACK),
+    (false_loss_beside_another_lost_progress, Invariant.FALSE_LOSS),
+    (rejected_since_memory_was_lost, Invariant.REJECT_NOT_ON_RECORD),
+    (rejected_beside_a_loss, Invariant.REJECT_NOT_ON_RECORD),
+    (one_ref_over_two_lives, Invariant.REF_REUSED),
+    (missing_in_the_second_life, Invariant.DURABLE_BUNDLE_MISSING),
     (rejected_in_silence, Invariant.REJECT_NOT_ON_RECORD),
     (rejected_by_another, Invariant.REJECT_NOT_ON_RECORD),
     (told_as_rejected, Invariant.FALSE_LOSS),
@@ -257,6 +406,21 @@ def test_a_good_history_has_no_violation() -> None:
     unanswered = given().reject((0, 0)).deliver("a", (0, 0)).ack((0, 0))
     assert judge(unanswered.end(REFUSED).notes) == [], "a crash between its row and its progress"
     assert judge(given().reject((0, 0)).ack((0, 0)).end().notes) == [], "it never got there"
+    unnamed = (
+        six()
+        .deliver("b0", (0, 0))
+        .end(row(bundles=5, subscribers={"s": 5}, exact=False), state="degraded")
+    )
+    assert judge(unnamed.notes) == [], "five of the log were lost, and nothing tells which"
+    committed = Forger().register().put("a", (0, 0)).deliver("a", (0, 0)).commit("x", "y")
+    committed.damage(segment=None)
+    whole = {**ROW, "segment_seq": 4, "bundles": 2, "subscribers": {"s": 2}, "indexes": None}
+    assert judge(committed.end(whole, state="degraded").notes) == [], "their segment is on record"
+    again = Forger().register().put("a", (0, 0)).deliver("a", (0, 0))
+    again.note("trouble", what="memory_lost").put("a", (5, 0)).deliver("a", (5, 0))
+    assert judge(again.end().notes) == [], "its key was forgotten between two tries"
+    gone = missing().note("deleted").register().put("b", (1, 0)).deliver("b", (1, 0)).end()
+    assert judge(gone.notes) == [], "the stream was deleted with what it owed"
     early = Forger().put("a", (0, 0)).register().end()
     assert judge(early.notes) == [], "put before it registered: not owed"
     assert judge(missing().note("cut_short", stream=None).notes) == [], "it was still to come"
