@@ -186,6 +186,9 @@ def _differences(
     free = free or name in FREE
     if name in varies:
         return [] if type(found) is type(wanted) else [f"{where}: {found!r} for {wanted!r}"]
+    if name == "sequence" and type(found) is type(wanted) is int:
+        # A store that idles for a quarter of a second writes a mark of its own, which takes one.
+        return [] if found >= wanted else [f"{where}: {found!r} for {wanted!r}"]
     if name in ("data", "schema") and isinstance(wanted, str) and isinstance(found, str):
         equal = unpack(found).equals(unpack(wanted), check_metadata=True)
         return [] if equal else [f"{where}: {unpack(found)} for {unpack(wanted)}"]
