@@ -113,6 +113,8 @@ class Resolver(Protocol):
         self, ref: Ref, kind: str, *, reason: str, delay: float | None, durable: bool
     ) -> None: ...
 
+    def flush(self, timeout: float | None, *, durable: bool) -> None: ...
+
     def abandon(self, ref: Ref) -> None:
         """From ``__del__``: must not take a lock, wait or raise."""
         ...
@@ -141,7 +143,10 @@ class Delivered(Bundle):
         return self.info.reason
 
     def ack(self, *, durable: bool = False) -> None:
-        """It was dealt with.  ``durable``: return once that is on the server's disk."""
+        """It was dealt with.  ``durable``: return once that is on the server's disk.
+
+        A second ack may ask for the disk too, also one that follows an ack that raised.
+        """
         self._finish(ACKED, durable=durable)
 
     def reject(self, reason: str = "", *, durable: bool = False) -> None:
@@ -168,6 +173,8 @@ class Delivered(Bundle):
                 "bad_request", f"bundle {self.ref} was given back: it will be delivered again."
             )
         if self.outcome != CLAIMED:
+            if durable:
+                self._resolver.flush(None, durable=True)
             return
         self.outcome = outcome
         self._resolver.finish(self.ref, outcome, reason=reason, delay=delay, durable=durable)

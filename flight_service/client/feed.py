@@ -18,10 +18,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from flight_service.client.bundle import ACKED, DEFERRED, Delivered
+from flight_service.client.bundle import DEFERRED, Delivered
 from flight_service.client.call import Arrived, Call
 from flight_service.client.connection import Connection
-from flight_service.client.errors import ClientError, Closed, Timeout, by_code, lost, typed
+from flight_service.client.errors import (
+    MAX_SHOWN,
+    ClientError,
+    Closed,
+    Timeout,
+    by_code,
+    lost,
+    typed,
+)
 from flight_service.client.forking import guard
 from flight_service.client.outcomes import Group, Outcomes
 from flight_service.client.retry import Backoff, Retry
@@ -140,16 +148,17 @@ class Feed:
         if durable and not over:
             self._await_group(group)
         if self._stopping.is_set() and not group.done:
-            self._settle_late()
-        if durable and not group.done:
+            if durable:
+                self._settle_all([group], None, None)
+            else:
+                self._settle_late()
+        if durable and not group.done and ref in group.refs:
             raise group.error or self._failed or Closed("the subscription")
 
     def _await_group(self, group: Group) -> None:
         """Wait until it is confirmed, or until the live call is none any more."""
         with self._lock:
-            self._changed.wait_for(
-                lambda: group.done or group.error is not None or self._stopping.is_set()
-            )
+            self._changed.wait_for(lambda: group.over() or self._stopping.is_set())
 
     def abandon(self, ref: Ref) -> None:
         """From ``__del__``: no lock, a deque's append is atomic; the messenger looks at it."""
@@ -159,35 +168,43 @@ class Feed:
         """Wait until every outcome said so far has arrived (and is on disk).
 
         A call that breaks meanwhile is made again like any other, and what may not have
-        reached the disk of a server that died is said again first.
+        reached the disk of a server that died is said again.  Outcomes that the server
+        refuses are raised when all others have arrived, and said again by the next flush that
+        asks for the disk.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._stopping.is_set():
+            with self._lock:
+                if durable:
+                    self._forget(self._outcomes.doubts())
+                    self._outcomes.mark()
+                groups = self._outcomes.under_way()
+                self._outcomes.urgent = True
+                self._work.notify()
+                self._await_all(groups, self._stopping.is_set, timeout, deadline)
+            if all(group.over() and not group.lost for group in groups):
+                _raise_error_of(groups)
+                return
         with self._lock:
-            self._arrive_all(lambda: not len(self._outcomes), timeout, deadline)
-            while durable and not self._stopping.is_set():
-                self._forget(self._outcomes.doubts())
-                self._arrive_all(lambda: not len(self._outcomes), timeout, deadline)
-                if self._outcomes.has_doubts:
-                    continue  # the call broke meanwhile
-                mark = self._outcomes.mark()
-                self._arrive_all(mark.over, timeout, deadline)
-                if mark.done:
-                    return
-        if durable:  # closed: there is no call to ask by
-            self._settle_late()
-            self._say(Group(ACKED, "", None, True))
+            if self._failed is not None:
+                raise self._failed
+            self._outcomes.call_lost()  # closed: there is no call to ask by
+            if durable:
+                self._outcomes.doubts()
+            groups = self._outcomes.under_way()
+        self._settle_all(groups, timeout, deadline)
+        _raise_error_of(groups)
 
-    def _arrive_all(
-        self, ready: Callable[[], bool], timeout: float | None, deadline: float | None
+    def _await_all(
+        self,
+        groups: Sequence[Group],
+        until: Callable[[], bool],
+        timeout: float | None,
+        deadline: float | None,
     ) -> None:
-        """Wait for the messenger; the lock is held."""
-        self._outcomes.urgent = True
-        self._work.notify()
+        """Wait for the threads that send them; the lock is held."""
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        arrived = self._changed.wait_for(lambda: ready() or self._stopping.is_set(), left)
-        if self._failed is not None:
-            raise self._failed
-        if not arrived:
+        if not self._changed.wait_for(lambda: _all_over(groups) or until(), left):
             raise Timeout("timeout", f"outcomes are not confirmed after {timeout:g} s.")
 
     # The reader
@@ -204,6 +221,8 @@ class Feed:
         call: Call | None = None
         try:
             self._settle_late()
+            with self._lock:
+                self._outcomes.call_begins()
             call = Call(self._connection, self._command)
             self._begin(call)
             for message in call.incoming():
@@ -222,7 +241,8 @@ class Feed:
     def _begin(self, call: Call) -> None:
         with self._lock:
             self._call = call
-            self._outcomes.call_begun()
+            if self._outcomes.needs_mark:
+                self._outcomes.mark()  # the messenger has settled something while it was made
             self._credit = self._credit_bytes = 0
             self._beat_at = time.monotonic() + self._lease / HEARTBEATS
             self._ping, self._leaving = None, False
@@ -407,22 +427,47 @@ class Feed:
                 self._outcomes.call_lost()
                 self._changed.notify_all()
             groups = self._outcomes.take_late()
-        while groups:
-            group = groups[0]
-            try:
-                self._say(group)
-            except ClientError as error:
-                if error.retryable:
-                    with self._lock:
-                        self._outcomes.still_late(groups)
-                    raise
-                group.error = error
-            groups.pop(0)
+        try:
+            while groups:
+                refused, error = self._try_to_say(groups[0])
+                with self._lock:
+                    self._outcomes.settled(groups.pop(0), refused, error)
+                    if self._call is not None and self._outcomes.needs_mark:
+                        self._outcomes.mark()
+                    self._changed.notify_all()
+        finally:
             with self._lock:
-                self._outcomes.settled(group)
-                if self._call is not None and self._outcomes.needs_mark:
-                    self._outcomes.mark()
+                self._outcomes.still_late(groups)
                 self._changed.notify_all()
+
+    def _try_to_say(self, group: Group) -> tuple[Sequence[Ref], ClientError | None]:
+        """What the server refuses of it, and why; raises what may go better the next time."""
+        try:
+            refused = group.unfinished(self._say(group).problems)
+        except ClientError as error:
+            if error.retryable:
+                raise
+            return group.refs, error
+        return refused, self._unknown(refused) if refused else None
+
+    def _unknown(self, refs: Sequence[Ref]) -> ClientError:
+        shown = ", ".join(str(ref) for ref in refs[:MAX_SHOWN])
+        more = f" and {len(refs) - MAX_SHOWN:,} more" if len(refs) > MAX_SHOWN else ""
+        return by_code(
+            "unknown_bundle",
+            f"{self._command.stream} has no bundle {shown}{more} to deliver to"
+            f" {self._command.subscriber}: what was said about it does not count.",
+            details={"refs": [list(ref) for ref in refs]},
+        )
+
+    def _settle_all(
+        self, groups: Sequence[Group], timeout: float | None, deadline: float | None
+    ) -> None:
+        """The feed is closed: this thread says what is left, or waits for the one that does."""
+        while not _all_over(groups):
+            self._settle_late()
+            with self._lock:
+                self._await_all(groups, lambda: self._outcomes.has_late, timeout, deadline)
 
     def _say(self, group: Group) -> Taken:
         name, request = group.request(self._command.stream, self._command.subscriber)
@@ -481,3 +526,14 @@ class Feed:
         call = self._call
         if call is not None:
             call.cancel()
+
+
+def _all_over(groups: Sequence[Group]) -> bool:
+    return all(group.over() for group in groups)
+
+
+def _raise_error_of(groups: Sequence[Group]) -> None:
+    """What the server refused, if it did."""
+    for group in groups:
+        if group.error is not None:
+            raise group.error

@@ -11,28 +11,29 @@ was not confirmed by then is *late*: it is said again by an action, which counts
 holds the bundle now.
 
 What is confirmed need not be on the server's disk yet.  It is remembered until it is; if
-the call breaks first, the server may have died and it is *doubtful*.  ``mark`` asks for the
-disk: what is doubtful is said again first, and once the mark is confirmed, by the very call
-that all the rest was confirmed by, everything said before it is there.  What is late goes
-to the disk at once: the server that answers an action need not be the one that serves the
-next call.  A bundle that is in the user's hands again is no longer doubtful: what was said
-about it is void.
+the call breaks first, the server may have died and it is *doubtful*.  What an action could
+not deliver, because the server refuses it, is doubtful too.  ``doubts`` makes all of it late
+again.  ``mark`` asks for the disk: once the mark is confirmed, everything that its call had
+confirmed before is there.  A mark whose call breaks is lost, and its caller starts over.
+What is late goes to the disk at once: the server that answers an action need not be the one
+that serves the next call.  A bundle that is in the user's hands again is no longer doubtful:
+what was said about it is void.
 
-A lease that ran out, or an action that overtook the live call, can bring a second copy of
-a bundle whose outcome is on its way.  :meth:`Outcomes.is_finishing` tells which copies must
-not be handed out: from the moment an ack or a reject is said until it is confirmed by the
-live call, which has then brought every copy there was.
+A lease that ran out, or an action that overtook a call, can bring a second copy of a bundle
+whose outcome is on its way.  :meth:`Outcomes.is_finishing` tells which copies must not be
+handed out: from the moment an ack or a reject is said until a call that was made after it, or
+a message sent on the live call after it, shows that every copy has come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from flight_service.client.bundle import ACKED, REJECTED
 from flight_service.client.errors import ClientError
-from flight_service.protocol.actions import Ack, Defer, Reject
+from flight_service.protocol.actions import Ack, Defer, Problem, Reject
 from flight_service.protocol.exchange import ClientMessage
 from flight_service.protocol.names import Ref
 
@@ -41,7 +42,10 @@ MAX_GROUP: Final = 4_096
 MAX_REMEMBERED: Final = 1_024
 """Refs confirmed and not known to be on disk; beyond, the next message asks for that."""
 MAX_DOUBTFUL: Final = 65_536
-"""For those who never ask for the disk: the oldest are forgotten."""
+"""For callers who never ask for the disk: beyond, all of them are said again."""
+FINISHED: Final = frozenset(("acked", "dropped", "deleted", "lost"))
+"""What the server may answer about a bundle that it never delivers again.  ``deleted`` is the
+usual answer to an ack that is said twice: the first one counted, and the bundle was deleted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,12 +57,14 @@ class Group:
     delay_ms: int | None
     durable: bool
     refs: list[Ref] = field(default_factory=list)
+    """Those that the server has not taken yet, or, with an ``error``, refuses."""
     done: bool = False
     lost: bool = False
     """A mark whose call broke before it was confirmed."""
     overtaken: set[Ref] = field(default_factory=set)
     """Of a mark: what an action finished while the live call may have had copies on its way."""
     error: ClientError | None = None
+    """Why an action could not deliver it."""
 
     @property
     def final(self) -> bool:
@@ -66,8 +72,17 @@ class Group:
         return self.kind in (ACKED, REJECTED)
 
     def over(self) -> bool:
-        """Whether nobody needs to wait for it any more."""
-        return self.done or self.lost
+        """Whether its callers need not wait any more."""
+        return self.done or self.lost or self.error is not None
+
+    def unfinished(self, problems: Iterable[Problem]) -> list[Ref]:
+        """Of the bundles that an action did not finish, those that may be delivered again.
+
+        None of a deferral: they are delivered again whether it counts or not.
+        """
+        if not self.final:
+            return []
+        return [problem.ref for problem in problems if problem.outcome not in FINISHED]
 
     def message(self, number: int) -> ClientMessage:
         """For the live call."""
@@ -115,8 +130,12 @@ class Outcomes:
 
     def __len__(self) -> int:
         """Groups that are not done."""
-        waiting = len(self._open) + len(self._full) + len(self._marks)
-        return waiting + len(self._sent) + len(self._late) + len(self._saying)
+        return len(self.under_way())
+
+    def under_way(self) -> list[Group]:
+        """All of them."""
+        waiting = [*self._full, *self._open.values(), *self._marks]
+        return [*self._saying, *self._late, *self._sent.values(), *waiting]
 
     @property
     def unsent(self) -> bool:
@@ -132,11 +151,6 @@ class Outcomes:
     def has_late(self) -> bool:
         """Whether there is something to say by an action."""
         return bool(self._late)
-
-    @property
-    def has_doubts(self) -> bool:
-        """Whether something has to be said again before the disk is asked for."""
-        return bool(self._doubtful)
 
     def is_finishing(self, ref: Ref) -> bool:
         """Whether a copy of this bundle is one too many: its end is said, and on its way."""
@@ -159,9 +173,9 @@ class Outcomes:
         return group
 
     def mark(self) -> Group:
-        """Ask that everything confirmed so far is on disk; done, or lost with the call.
+        """Ask that everything the call confirms before it is on disk; done, or lost with the call.
 
-        Not before what is doubtful was said again: see :meth:`doubts`.
+        It says nothing about what is doubtful: see :meth:`doubts`.
         """
         group = Group(ACKED, "", None, True)
         group.overtaken, self._overtaken = self._overtaken, set()
@@ -234,26 +248,31 @@ class Outcomes:
         else:
             group.done = True
 
-    def settled(self, group: Group) -> None:
-        """A late one was said by an action, or can't be.
+    def settled(
+        self, group: Group, refused: Collection[Ref] = (), error: ClientError | None = None
+    ) -> None:
+        """An action has delivered a late group, but for the refs that the server refused.
 
-        The live call, if there is one, may have copies on their way: a mark ends that.
+        A call that is live or being made may have copies on their way: a mark ends that.
         """
         self._saying.remove(group)
-        group.done = group.error is None
-        if group.done and group.final:
-            self._overtaken.update(group.refs)
-        else:
-            self._finishing.difference_update(group.refs)
+        group.error = error
+        group.done = error is None
+        if group.final:
+            self._overtaken.update(set(group.refs).difference(refused))
+            self._finishing.difference_update(refused)
+            self._doubtful.update(dict.fromkeys(refused, (group.kind, group.reason)))
+        if refused:
+            group.refs = list(refused)
 
-    def call_begun(self) -> None:
-        """A new call has no copies of what was settled before it."""
+    def call_begins(self) -> None:
+        """A call is about to be made: it brings no copies of what is settled by now."""
         self._finishing -= self._overtaken
         self._overtaken.clear()
 
     @property
     def needs_mark(self) -> bool:
-        """Whether an action has finished something behind the live call's back."""
+        """Whether an action has finished something behind a call's back."""
         return bool(self._overtaken)
 
     def _remember(self, group: Group, refs: list[Ref]) -> None:
@@ -265,11 +284,11 @@ class Outcomes:
         known = [*self._sent.values(), *self._full, *self._open.values(), *self._marks]
         for group in known:
             group.lost = not group.refs
-            self._finishing -= group.overtaken
+            self._overtaken |= group.overtaken  # the next call may be on its way already
         self._late += [group for group in known if group.refs]
         self._doubtful |= self._remembered
-        for ref in list(self._doubtful)[:-MAX_DOUBTFUL]:
-            del self._doubtful[ref]
+        if len(self._doubtful) > MAX_DOUBTFUL:
+            self.doubts()
         self._remembered.clear()
         self._marks.clear()
         self._sent.clear()

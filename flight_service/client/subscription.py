@@ -90,7 +90,10 @@ class Subscription:
         return bundle
 
     def flush(self, timeout: float | None = None, *, durable: bool = False) -> None:
-        """Wait until all outcomes so far have arrived, and with ``durable`` are on disk."""
+        """Wait until all outcomes so far have arrived, and with ``durable`` are on disk.
+
+        Raises what the server refused, when all the rest has arrived.
+        """
         self._feed.flush(timeout, durable=durable)
 
     def close(self, timeout: float = END_TIMEOUT) -> None:

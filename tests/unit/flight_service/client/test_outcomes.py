@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from flight_service.client import outcomes as outcomes_module
 from flight_service.client.bundle import ACKED, DEFERRED, REJECTED
-from flight_service.client.outcomes import MAX_GROUP, MAX_REMEMBERED, Outcomes
-from flight_service.protocol.actions import Ack, Defer, Reject
+from flight_service.client.errors import by_code
+from flight_service.client.outcomes import MAX_GROUP, MAX_REMEMBERED, Group, Outcomes
+from flight_service.protocol.actions import Ack, Defer, Problem, Reject
 from flight_service.protocol.names import Ref
 
 
@@ -126,7 +130,7 @@ def test_what_may_not_be_on_disk_is_said_again_before_a_mark() -> None:
     outcomes.settled(late)
     assert len(outcomes) == 0
     outcomes.call_lost()
-    assert not outcomes.has_doubts  # an action brings it to the disk
+    assert outcomes.doubts() == set()  # an action brings it to the disk
 
 
 def test_what_is_on_disk_is_forgotten() -> None:
@@ -203,8 +207,88 @@ def test_a_new_call_brings_no_copies_of_what_was_settled_before_it() -> None:
     (late,) = outcomes.take_late()
     assert outcomes.is_finishing(Ref(1, 0))
     outcomes.settled(late)
-    outcomes.call_begun()
+    assert outcomes.is_finishing(Ref(1, 0))
+    outcomes.call_begins()
     assert not outcomes.is_finishing(Ref(1, 0))
+    assert not outcomes.needs_mark
+
+
+def test_a_call_that_is_being_made_may_bring_copies_of_what_is_settled_meanwhile() -> None:
+    """Scenario: an action finishes a bundle while the next call is being made, and the mark for
+    it is lost with yet another call. Guarantee: its copies are not handed out until a mark is
+    confirmed by a call, or another call is about to be made."""
+    outcomes = Outcomes()
+    outcomes.say(Ref(1, 0), ACKED, "", None, False)
+    outcomes.call_lost()
+    (late,) = outcomes.take_late()
+    outcomes.call_begins()
+    outcomes.settled(late)
+    assert outcomes.needs_mark
+    outcomes.mark()
+    outcomes.call_lost()
+    assert outcomes.is_finishing(Ref(1, 0))
+    assert outcomes.needs_mark
+    outcomes.mark()
+    (mark,) = outcomes.take()
+    assert mark.id is not None
+    outcomes.confirm(mark.id, ())
+    assert not outcomes.is_finishing(Ref(1, 0))
+
+
+def test_what_an_action_refuses_is_doubtful_and_may_come_again() -> None:
+    """Scenario: an action takes one of two acks. Guarantee: the other one is said again with the
+    next doubts, and its bundle may be handed out until then."""
+    outcomes = Outcomes()
+    for ref in refs(2):
+        outcomes.say(ref, ACKED, "", None, False)
+    outcomes.call_lost()
+    (late,) = outcomes.take_late()
+    outcomes.settled(late, [Ref(1, 1)], by_code("unknown_bundle", "no such bundle."))
+    assert late.over()
+    assert not late.done
+    assert late.refs == [Ref(1, 1)]
+    assert len(outcomes) == 0
+    assert outcomes.is_finishing(Ref(1, 0))
+    assert not outcomes.is_finishing(Ref(1, 1))
+    assert outcomes.doubts() == {Ref(1, 1)}
+
+
+def test_a_deferral_that_is_refused_is_over() -> None:
+    """The bundle comes again anyway: there is nothing to say again."""
+    outcomes = Outcomes()
+    outcomes.say(Ref(1, 0), DEFERRED, "", None, False)
+    outcomes.call_lost()
+    (late,) = outcomes.take_late()
+    assert late.unfinished([Problem(ref=Ref(1, 0), outcome="pending")]) == []
+    outcomes.settled(late, late.refs, by_code("forbidden", "no."))
+    assert outcomes.doubts() == set()
+
+
+def test_a_bundle_that_never_comes_again_is_finished() -> None:
+    """Scenario: an ack is said a second time, and the first one had the bundle deleted, or the
+    server does not know it. Guarantee: only the second is reported."""
+    group = Group(ACKED, "", None, True, refs(5))
+    said = ("acked", "dropped", "deleted", "lost", "unknown")
+    problems = [Problem(ref=ref, outcome=one) for ref, one in zip(refs(5), said, strict=True)]
+    assert group.unfinished(problems) == [Ref(1, 4)]
+
+
+def test_too_many_doubts_are_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario: the caller never asks for the disk, and call after call breaks. Guarantee: none
+    of its acks is forgotten before it is on disk."""
+    monkeypatch.setattr(outcomes_module, "MAX_DOUBTFUL", 2)
+    outcomes = Outcomes()
+    confirmed(outcomes, 2)
+    outcomes.call_lost()
+    assert not outcomes.has_late
+    outcomes.say(Ref(2, 0), ACKED, "", None, False)
+    for message in outcomes.take():
+        assert message.id is not None
+        outcomes.confirm(message.id, ())
+    outcomes.call_lost()
+    (late,) = outcomes.take_late()
+    assert late.refs == [*refs(2), Ref(2, 0)]
+    assert outcomes.is_finishing(Ref(2, 0))
 
 
 def test_what_is_late_goes_to_the_disk() -> None:
