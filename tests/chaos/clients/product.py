@@ -135,10 +135,12 @@ class Subscriber:
                 if bundle is not None:
                     values = {slot: bundle[slot] for slot in bundle}
                     delivered(self._book, job, bundle.ref, values)
+                    ref = list(bundle.ref)
+                    for told in refs.values():  # delivered again: the outcome before is void
+                        told[:] = [one for one in told if one != ref]
                     if self._flags.putting and self._random.random() < 0.03:
                         bundle.defer(0.0, "later")
                         continue
-                    ref = list(bundle.ref)
                     if self._random.random() < REJECTS:
                         self._book.note("rejecting", **who, refs=[ref])
                         bundle.reject("no")
