@@ -21,7 +21,8 @@ log entries whose segment has no file           segments in memory, written soon
 log of the Rust crate, or one of ours in a      its entries made into segments, then removed
   store that now goes without
 segment damaged or missing, the log covers it   rebuilt from the log; damaged file set aside
-segment damaged or missing, the log doesn't     set aside; its bundles recorded as lost
+segment damaged or missing, the log doesn't     set aside; what is intact of it is written
+                                                again, the rest recorded as lost
 segment file whose number is gone               deleted: a crash came before the deletion
 staged files                                    see :mod:`quiver.restaging`
 progress damaged or missing                     by ``subscribers.corrupt_progress``
@@ -60,7 +61,7 @@ from quiver.events import (
 from quiver.fates import Fate, SegmentFate, judge_all, salvage_segment
 from quiver.format.floor import FLOOR_PATH, Floor, encode_floor
 from quiver.format.keys import KeyRecord
-from quiver.format.stage import STAGES
+from quiver.format.stage import STAGES, Transaction
 from quiver.format.state import STATE_NAME, Checkpoint, Loss, encode_state
 from quiver.format.wal_header import layout_hash
 from quiver.ids import BundleRef
@@ -70,8 +71,8 @@ from quiver.losses import damage_losses
 from quiver.replay import Replay, key_of, keys_in
 from quiver.restaging import Restaged, restage
 from quiver.segment.info import SEGMENTS, segment_path
-from quiver.segment.segments import Segments
-from quiver.segment.stage import publish_stage
+from quiver.segment.segments import Free, Segments
+from quiver.segment.stage import publish_commit
 from quiver.segment.writer import write_segment
 from quiver.stages import StageTable
 from quiver.subscriber.registry import Registry
@@ -211,7 +212,7 @@ class _Recovery:
             next_segment = max(next_segment, self._first_segment)
         transactions = self._transactions(found)
         max_stages = self._config.transactions.max_stages
-        restaged = restage(self._disk, self._segments, found, fates, transactions, max_stages)
+        restaged = restage(self._disk, self._segments, found, transactions, max_stages)
         for slot in restaged.unnamed:
             self._slots.use(slot)
         if self._without_log:
@@ -219,6 +220,9 @@ class _Recovery:
         else:
             self._take_from_log(found, fates)
         lost = {loss.segment_seq for loss in ledger.losses if loss.reason == DAMAGED}
+        # Of some of these only bundles were lost, and the segment is there.
+        places = {seq: self._segments.where(seq) for seq in lost}
+        lost = {seq for seq, place in places.items() if isinstance(place, Free)}
         self._segments.begin(next_segment, lost)
         registry, problems = self._load_progress(found)
         log = self._log_start(found)
@@ -342,8 +346,8 @@ class _Recovery:
                 loss_totals=ledger.totals,
             )
             self._disk.replace(STATE_NAME, encode_state(state))
-        damaged = [seq for seq, fate in fates.items() if fate.fate is Fate.DAMAGED]
-        reclaimed = tuple(seq for seq in damaged if seq not in ledger)
+        damaged = [fate for fate in fates.values() if fate.fate is Fate.DAMAGED]
+        reclaimed = tuple(one.seq for one in damaged if one.lost and one.seq not in ledger)
         for seq in reclaimed:
             self._log.warning(SEGMENT_RECLAIMED, segment=seq)
         return fresh, reclaimed
@@ -373,12 +377,9 @@ class _Recovery:
                 self._log.warning(SEGMENT_REBUILT, segment=seq)
         for fate in fates.values():
             if fate.fate is Fate.DAMAGED and fate.readable:
-                segment, info = salvage_segment(found, fate), found.files.infos.get(fate.seq)
-                transaction = None if info is None else info.transaction
-                self._segments.rebuilt(segment, replaces_file=True)
-                self._segments.sealed(
-                    write_segment(self._disk, segment, self._slots.names, transaction)
-                )
+                quarantined += self._write_again(found, fate)
+                if not fate.lost:
+                    rebuilt.append(fate.seq)
         in_log = (Fate.IN_LOG, Fate.REBUILD)
         found.replay.keep(seq for seq, fate in fates.items() if fate.fate in in_log)
         return tuple(quarantined), tuple(rebuilt)
@@ -403,6 +404,27 @@ class _Recovery:
                 self._segments.rebuilt(segment)
             else:
                 self._segments.recovered(segment, shown=segment.seq < seen)
+    def _write_again(self, found: Findings[Replay], fate: SegmentFate) -> list[str]:
+        """Write what is intact of a damaged file as its segment; where a staged file went that
+        was to become it."""
+        seq, waiting = fate.seq, found.waiting.get(fate.seq)
+        aside = []
+        if waiting is not None:  # a copy: the segment has to be there before it goes
+            aside.append(quarantine.copy(self._disk, waiting.file.path))
+            self._log.error(
+                SEGMENT_QUARANTINED, segment=seq, file=aside[0], error=str(waiting.error)
+            )
+        segment, transaction = salvage_segment(found, fate), _transaction_of(found, seq)
+        self._segments.rebuilt(segment, replaces_file=True)
+        info = write_segment(self._disk, segment, self._slots.names, transaction)
+        self._segments.sealed(info)
+        for slot in info.unnamed:
+            self._slots.use(slot)
+        if waiting is not None:
+            self._disk.unlink(waiting.file.path, missing_ok=True)
+        self._log.warning(SEGMENT_REBUILT, segment=seq, lost=len(fate.lost))
+        return aside
+
 
     # Subscribers
 
@@ -519,12 +541,11 @@ class _Recovery:
         for segment in found.replay.segments:
             self._segments.sealed(write_segment(self._disk, segment, self._slots.names))
         for commit in restaged.commits:
-            there = [(seq, file) for seq, file in commit.segments if seq in restaged.expected]
-            infos = [publish_stage(self._disk, commit, seq, file) for seq, file in there]
-            self._disk.fsync_dir(SEGMENTS)
-            self._disk.fsync_dir(STAGES)
-            self._segments.sealed(*infos, commit=commit)
-            restaged.table.published(seq for seq, _ in there)
+            infos, missing = publish_commit(self._disk, commit)
+            for seq in missing.keys() & restaged.expected.keys():
+                raise missing[seq]  # it was sound a moment ago: the next open looks again
+            self._segments.sealed(*infos, commit=commit, lost=missing)
+            restaged.table.published(info.seq for info in infos)
 
     def _end_log(
         self,
@@ -580,3 +601,12 @@ def _remove_leftovers(disk: Disk) -> None:
         for name in disk.listdir(directory):
             if name.endswith(TMP_SUFFIX):
                 disk.unlink(f"{directory}/{name}" if directory else name, missing_ok=True)
+def _transaction_of(found: Findings[Replay], seq: int) -> Transaction | None:
+    """The transaction that a segment was committed with, as its file or the log knows it."""
+    for commit in found.replay.commits:
+        if commit.first_segment <= seq < commit.end_segment:
+            return commit.transaction
+    info = found.files.infos.get(seq)
+    return None if info is None else info.transaction
+
+

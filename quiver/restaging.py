@@ -4,7 +4,9 @@
 found in ``stages/``                        done
 ==========================================  ==============================================
 file of a commit that is no segment yet     it becomes one, with all others of its commit
-such a file damaged or missing              recorded as lost
+such a file damaged                         what is intact of it becomes the segment, the
+                                            rest is recorded as lost
+such a file missing                         recorded as lost
 finished attempt                            kept: it can still be committed
 attempt that was never finished             removed: nothing of it was promised
 merged file without a commit                removed: what it was made from is still there
@@ -24,7 +26,7 @@ from quiver.disk import quarantine
 from quiver.disk.disk import Disk
 from quiver.errors import Damage
 from quiver.events import STAGE_DAMAGED, get_logger
-from quiver.fates import Fate, Found, SegmentFate
+from quiver.fates import Found
 from quiver.format.commit import Commit
 from quiver.format.stage import STAGES, StageKey
 from quiver.segment.segments import Segments
@@ -112,13 +114,15 @@ def restage(
     disk: Disk,
     segments: Segments,
     found: Found,
-    fates: Mapping[int, SegmentFate],
     transactions: Transactions,
     max_stages: int,
 ) -> Restaged:
-    """Keep what is committed or can still be; set damaged files aside, remove the others."""
+    """Keep what is committed or can still be; set damaged files aside, remove the others.
+
+    Segments that were damaged have been written again, as far as they could be, by now.
+    """
     restaging = _Restaging(disk, found)
-    expected, unnamed = restaging.check_commits(fates)
+    expected, unnamed = restaging.check_commits(segments)
     # None of a commit's segments is seen before the others.
     commits = unpublished(found)
     for commit in commits:
@@ -137,7 +141,7 @@ class _Restaging:
         self._found = found
         self.problems: list[str] = []
 
-    def check_commits(self, fates: Mapping[int, SegmentFate]) -> tuple[dict[int, int], set[int]]:
+    def check_commits(self, segments: Segments) -> tuple[dict[int, int], set[int]]:
         """The segments that unpublished commits are to become, and their unnamed slots."""
         found = self._found
         lost = {one.segment_seq for one in found.basics.known_state.losses if not one.is_reject}
@@ -145,8 +149,9 @@ class _Restaging:
         unnamed: set[int] = set()
         for commit in unpublished(found):
             for seq, file in commit.segments:
-                waiting, info = found.waiting.get(seq), found.files.infos.get(seq)
-                if info is not None and fates[seq].fate is Fate.SEALED:
+                # As it is now: a damaged file that was written again is as good as any.
+                waiting, info = found.waiting.get(seq), segments.info(seq)
+                if info is not None:
                     expected[seq] = info.file_bytes
                 elif waiting is not None and waiting.info is not None:
                     expected[seq] = self._disk.stat_size(file.path) or 0

@@ -31,7 +31,7 @@ from quiver.keyruns import FoundRuns, read_runs
 from quiver.replay import LogVisitor
 from quiver.segment.info import SEGMENTS, SegmentInfo, parse_name, segment_path
 from quiver.segment.reader import SegmentReader, load_info
-from quiver.segment.salvage import Salvaged, salvage
+from quiver.segment.salvage import Salvaged, salvage, salvage_staged
 from quiver.segment.stage import StageFile, check_committed, load_stage
 from quiver.subscriber.progress import scan_progress
 from quiver.wal.contents import LogContents, LogEntry
@@ -169,6 +169,8 @@ class SegmentFiles:
         self._checked: set[int] = set()
         self._open: OrderedDict[int, SegmentReader] = OrderedDict()
         self._salvaged: OrderedDict[int, Salvaged | None] = OrderedDict()
+        self.unpublished: dict[int, tuple[Commit, CommittedFile]] = {}
+        """Damaged staged files that were to become these segments."""
 
     def scan(self, newer: Newer | None) -> None:
         """List the files, and read their ends."""
@@ -231,10 +233,15 @@ class SegmentFiles:
 
     def salvaged(self, seq: int) -> Salvaged | None:
         """What of a damaged file is intact; ``None`` if nothing, or if it isn't damaged."""
-        if seq not in self.damaged:
+        staged = self.unpublished.get(seq)
+        if seq not in self.damaged and staged is None:
             return None
         if seq not in self._salvaged:
-            self._salvaged[seq] = salvage(self._disk, segment_path(seq), seq)
+            if staged is None:
+                self._salvaged[seq] = salvage(self._disk, segment_path(seq), seq)
+            else:
+                commit, file = staged
+                self._salvaged[seq] = salvage_staged(self._disk, commit, seq, file)
             if len(self._salvaged) > MAX_SALVAGED:
                 self._salvaged.popitem(last=False)
         self._salvaged.move_to_end(seq)
@@ -322,6 +329,7 @@ def _read_waiting(
             except UnsupportedVersion as error:
                 _note(error, newer)
     return found
+                files.unpublished[seq] = commit, file
 
 
 # All of it

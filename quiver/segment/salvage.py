@@ -18,6 +18,9 @@ A file without block checksums (written before there were any, or by the Rust cr
 checksum for all of it.  If that doesn't hold, no byte of it is known to be right, and
 nothing is salvaged: a batch that Arrow can still decode may hold other values than were put.
 Only a damaged trailer is told from the rest, since all of it but the checksum is known.
+
+A staged file that is committed and no segment yet is looked through in the same way
+(:func:`salvage_staged`), as far as it was committed.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ import pyarrow as pa
 from quiver.disk.disk import Disk
 from quiver.errors import Damage, NotFound
 from quiver.format.blocks import Chunk, Piece, block_count
+from quiver.format.commit import Commit, CommittedFile
 from quiver.format.crc import crc32
 from quiver.format.flatbuf import FlatbufferError
 from quiver.format.guard import MAGIC, SEAL_SIZE, Seal, damaged_blocks, decode_seal, mend
@@ -84,12 +88,48 @@ def salvage(disk: Disk, path: str, seq: int) -> Salvaged | None:
         source.close()
 
 
+def salvage_staged(disk: Disk, commit: Commit, seq: int, file: CommittedFile) -> Salvaged | None:
+    """Read what is intact of a committed file, as the segment that it was to become.
+
+    ``None`` also if the file may be another than the one that was committed.
+    """
+    source = ReadSource(disk, file.path, file.length)
+    try:
+        found = _Salvage(source, seq, staged=True).run() if _is_committed(source, file) else None
+    finally:
+        source.close()
+    if found is None or found.segment.bundle_count != file.bundles:
+        return None
+    segment = OpenSegment(seq)
+    for bundle in found.segment.bundles:
+        stamped = bundle.meta._replace(
+            sequence=commit.sequence, ingestion_ts_ns=commit.ts, store_ts_ns=commit.store_ts
+        )
+        segment.append(bundle.slots, stamped)
+    return Salvaged(segment, found.lost)
+
+
+def _is_committed(source: ReadSource, file: CommittedFile) -> bool:
+    """Whether a damaged staged file is the one that was committed, by the checksum it ends with.
+
+    That may be what is damaged.  Then all before it sums up to it; or the file was cut.
+    """
+    if source.size < file.length:
+        return True
+    end = file.length - CRC_SIZE
+    if stored_crc(source.bytes(end, CRC_SIZE).to_pybytes()) == file.crc:
+        return True
+    trailer = encode_trailer(file.crc)[:-CRC_SIZE]
+    return crc32(trailer, source.crc(file.length - TRAILER_SIZE)) == file.crc
+
+
 class _Salvage:
     """One damaged file."""
 
-    def __init__(self, source: ReadSource, seq: int) -> None:
+    def __init__(self, source: ReadSource, seq: int, *, staged: bool = False) -> None:
         self._source = source
         self._seq = seq
+        self._staged = staged
         self._heads: dict[int, tuple[SchemaMessage, pa.Buffer] | None] = {}
 
     def run(self) -> Salvaged | None:
@@ -116,7 +156,8 @@ class _Salvage:
                     pa.py_buffer(data[seal.directory_length :][: seal.manifest_length]),
                     seal.bundle_count,
                 )
-                SegmentInfo.read(self._seq, self._source.size, footer, entries, summary)
+                size, staged = self._source.size, self._staged
+                SegmentInfo.read(self._seq, size, footer, entries, summary, staged=staged)
             except Damage:
                 continue  # another segment's, or the staged part of this one
             return {entry.stream_id: entry for entry in entries}, manifest
@@ -246,7 +287,8 @@ class _Salvage:
         if crc32(trailer[:-CRC_SIZE], crc32(data)) != crc:
             return None
         try:
-            reader = SegmentReader(MemorySource(pa.py_buffer(data + trailer)), self._seq, "")
+            whole = MemorySource(pa.py_buffer(data + trailer))
+            reader = SegmentReader(whole, self._seq, "", staged=self._staged)
             segment = OpenSegment(self._seq)
             for index in range(len(reader)):
                 segment.append(reader.encoded(index), reader.meta(index))

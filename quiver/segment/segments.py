@@ -32,8 +32,10 @@ rebuilt        File,               Closed          its file is damaged, or was n
                Free (at a start)                   a start, and its bundles are in memory
 dropped        File                Gone(deleted)   retention lets it go; its file is deleted
                                                    when nobody reads it any more
-damaged        File, Reserved      Gone(lost)      its file is damaged or missing, and
+damaged        File                Gone(lost)      its file is damaged or missing, and
                                                    nothing of it could be saved
+sealed, lost   Reserved            Gone(lost)      the same, of a commit whose other files
+                                                   are segments now
 =============  ==================  ==============  =======================================
 
 At a start, until :meth:`Segments.begin`, a number without a file counts as Free.
@@ -473,18 +475,24 @@ class Segments:
             if freed:
                 self.next_segment = min(freed)
 
-    def sealed(self, *infos: SegmentInfo, commit: Commit | None = None) -> dict[int, int]:
+    def sealed(
+        self, *infos: SegmentInfo, commit: Commit | None = None, lost: Collection[int] = ()
+    ) -> dict[int, int]:
         """Closed → File, or Reserved → File: the segments that are seen now, all at once.
 
-        Numbers of the ``commit`` that no file is given for are lost.
+        ``lost`` are the numbers of the ``commit`` that have no file and never will.  Every
+        other number of it has one: what is not named is never given up.
         """
         with self._lock:
             for info in infos:
                 self._must_be(info.seq, Free if commit is None else Reserved, Closed, what="sealed")
             if commit is not None:
-                numbers = set(range(commit.first_segment, commit.end_segment))
+                left = set(range(commit.first_segment, commit.end_segment)).difference(lost)
+                left.difference_update(info.seq for info in infos)
+                if left:
+                    raise IllegalTransition(f"segments {sorted(left)} of a commit have no file")
                 self._reserved = [one for one in self._reserved if one.commit is not commit]
-                self._lost |= numbers - {info.seq for info in infos}
+                self._lost.update(lost)
             for info in infos:
                 member = self._leave_memory(info.seq)
                 if member is not None and member.damaged is not None:  # it was renamed over

@@ -16,18 +16,19 @@ whole needs no look at the data; if a byte of that has changed since, it will di
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from quiver.disk.disk import Disk
-from quiver.errors import SegmentDamage
+from quiver.errors import Damage, SegmentDamage
 from quiver.format.commit import Commit, CommittedFile
 from quiver.format.segment import CRC_SIZE, STREAM_ALIGNMENT, Summary
-from quiver.format.stage import StageLabel, parse_stage_name, stage_path
+from quiver.format.stage import STAGES, StageLabel, parse_stage_name, stage_path
 from quiver.format.wal_scan import RESIDUE
 from quiver.segment.accumulator import OpenSegment
-from quiver.segment.info import SegmentInfo, segment_path
+from quiver.segment.info import SEGMENTS, SegmentInfo, segment_path
 from quiver.segment.reader import SegmentReader, load_info
 from quiver.segment.writer import SEALED_MODE, Pieces, add_tail, lay_out, write_whole
 
@@ -116,6 +117,36 @@ def check_committed(disk: Disk, file: CommittedFile) -> SegmentInfo:
     if reader.crc != file.crc or len(reader) != file.bundles:
         raise SegmentDamage(f"{file.path}: it is not the file that was committed.", file=file.path)
     return reader.info
+
+
+Published = tuple[list[SegmentInfo], dict[int, Damage]]
+"""The segments that a commit's files are now, and why the others can't be."""
+
+
+def publish_commit(
+    disk: Disk,
+    commit: Commit,
+    guarded: Callable[[Callable[[], SegmentInfo]], SegmentInfo] = lambda write: write(),
+) -> Published:
+    """Make every file of a commit that is there a segment, their names durable.
+
+    Whether one is there is for the disk alone to say: a segment of which some bundles are on
+    record as lost has a file all the same.  ``guarded`` runs each small write.
+    """
+    infos: list[SegmentInfo] = []
+    missing: dict[int, Damage] = {}
+    for seq, file in commit.segments:
+        try:
+            infos.append(guarded(partial(publish_stage, disk, commit, seq, file)))
+        except FileNotFoundError:
+            gone = SegmentDamage(f"{file.path} is gone, and was committed.", file=file.path)
+            missing[seq] = gone
+        except Damage as damage:
+            missing[seq] = damage
+    # The new names first: a crash between may leave two names, never none.
+    disk.fsync_dir(SEGMENTS)
+    disk.fsync_dir(STAGES)
+    return infos, missing
 
 
 def publish_stage(disk: Disk, commit: Commit, seq: int, file: CommittedFile) -> SegmentInfo:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from quiver import committing, merging, publishing, recovery, restaging
+from quiver import committing, merging, recovery, restaging
 from quiver.committing import Committing
 from quiver.disk.disk import Disk
 from quiver.format.commit import Commit, CommittedFile
@@ -177,7 +177,7 @@ def seen_one_by_one() -> AbstractContextManager[Any]:
 
     stack = ExitStack()
     stack.enter_context(instead(Publishing, "__init__", remember))
-    stack.enter_context(instead(publishing, "publish_stage", publish_stage))
+    stack.enter_context(instead(stage_files, "publish_stage", publish_stage))
     return stack
 
 
@@ -278,4 +278,4 @@ def published_name_unsynced() -> AbstractContextManager[Any]:
             disk.fsync_dir(STAGES)
         return info
 
-    return instead(publishing, "publish_stage", publish_stage)
+    return instead(stage_files, "publish_stage", publish_stage)

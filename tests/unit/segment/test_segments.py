@@ -145,7 +145,7 @@ LEGAL: Final[dict[str, tuple[Change, dict[int, str]]]] = {
     "sealed": (lambda r: r.segments.sealed(r.info_of(2)), {2: "File"}),
     "sealed a commit": (lambda r: r.segments.sealed(r.info_of(3), commit=r.commit), {3: "File"}),
     "sealed a commit without its file": (
-        lambda r: r.segments.sealed(commit=r.commit),
+        lambda r: r.segments.sealed(commit=r.commit, lost=[3]),
         {3: "Gone(lost)"},
     ),
     "finished": (lambda r: r.segments.finished(2), {2: "Gone(deleted)"}),
@@ -197,6 +197,15 @@ def test_no_other_place_has_that_transition(transition: str, seq: int) -> None:
         return
     with pytest.raises(IllegalTransition):
         change(rows, seq)
+    assert [kind(rows.segments, n) for n in range(6)] == [*PLACES]
+
+
+def test_no_number_of_a_commit_is_forgotten() -> None:
+    """Scenario: a commit is made visible without one of its files, and nobody says that it is
+    lost. Guarantee: an error, and nothing moves: a number is given up only by name."""
+    rows = Rows()
+    with pytest.raises(IllegalTransition):
+        rows.segments.sealed(commit=rows.commit)
     assert [kind(rows.segments, n) for n in range(6)] == [*PLACES]
 
 
