@@ -384,26 +384,6 @@ class _Recovery:
         found.replay.keep(seq for seq, fate in fates.items() if fate.fate in in_log)
         return tuple(quarantined), tuple(rebuilt)
 
-    def _finish_deletions(self, found: Findings[Replay], fates: Mapping[int, SegmentFate]) -> None:
-        """A number in the floor's gaps has no right to a file: its deletion was decided."""
-        deleted = [seq for seq, fate in fates.items() if fate.fate is Fate.DELETED]
-        self._segments.dropped(seq for seq in deleted if seq in self._segments)
-        self._segments.delete_files()
-        damaged = [seq for seq in deleted if seq in found.files.damaged]
-        for seq in damaged:
-            self._disk.unlink(segment_path(seq), missing_ok=True)
-        if damaged:
-            self._disk.fsync_dir(SEGMENTS)
-
-    def _take_from_log(self, found: Findings[Replay], fates: Mapping[int, SegmentFate]) -> None:
-        """What the log has and no file is in memory, to be written soon."""
-        progress = found.basics.known_progress.values()
-        seen = max((one.first_unused_segment for one in progress), default=0)
-        for segment in found.replay.segments:
-            if fates[segment.seq].fate is Fate.REBUILD:
-                self._segments.rebuilt(segment)
-            else:
-                self._segments.recovered(segment, shown=segment.seq < seen)
     def _write_again(self, found: Findings[Replay], fate: SegmentFate) -> list[str]:
         """Write what is intact of a damaged file as its segment; where a staged file went that
         was to become it."""
@@ -425,6 +405,26 @@ class _Recovery:
         self._log.warning(SEGMENT_REBUILT, segment=seq, lost=len(fate.lost))
         return aside
 
+    def _finish_deletions(self, found: Findings[Replay], fates: Mapping[int, SegmentFate]) -> None:
+        """A number in the floor's gaps has no right to a file: its deletion was decided."""
+        deleted = [seq for seq, fate in fates.items() if fate.fate is Fate.DELETED]
+        self._segments.dropped(seq for seq in deleted if seq in self._segments)
+        self._segments.delete_files()
+        damaged = [seq for seq in deleted if seq in found.files.damaged]
+        for seq in damaged:
+            self._disk.unlink(segment_path(seq), missing_ok=True)
+        if damaged:
+            self._disk.fsync_dir(SEGMENTS)
+
+    def _take_from_log(self, found: Findings[Replay], fates: Mapping[int, SegmentFate]) -> None:
+        """What the log has and no file is in memory, to be written soon."""
+        progress = found.basics.known_progress.values()
+        seen = max((one.first_unused_segment for one in progress), default=0)
+        for segment in found.replay.segments:
+            if fates[segment.seq].fate is Fate.REBUILD:
+                self._segments.rebuilt(segment)
+            else:
+                self._segments.recovered(segment, shown=segment.seq < seen)
 
     # Subscribers
 
@@ -595,12 +595,6 @@ def _replay(files: SegmentFiles, basics: Basics) -> Replay:
     return Replay(needs_no_log, basics.known_state.through)
 
 
-def _remove_leftovers(disk: Disk) -> None:
-    """Files that were to replace others when a crash came: nothing was promised of them."""
-    for directory in ("", DIRECTORY, SEGMENTS, STAGES):
-        for name in disk.listdir(directory):
-            if name.endswith(TMP_SUFFIX):
-                disk.unlink(f"{directory}/{name}" if directory else name, missing_ok=True)
 def _transaction_of(found: Findings[Replay], seq: int) -> Transaction | None:
     """The transaction that a segment was committed with, as its file or the log knows it."""
     for commit in found.replay.commits:
@@ -610,3 +604,9 @@ def _transaction_of(found: Findings[Replay], seq: int) -> Transaction | None:
     return None if info is None else info.transaction
 
 
+def _remove_leftovers(disk: Disk) -> None:
+    """Files that were to replace others when a crash came: nothing was promised of them."""
+    for directory in ("", DIRECTORY, SEGMENTS, STAGES):
+        for name in disk.listdir(directory):
+            if name.endswith(TMP_SUFFIX):
+                disk.unlink(f"{directory}/{name}" if directory else name, missing_ok=True)

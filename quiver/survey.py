@@ -166,11 +166,11 @@ class SegmentFiles:
         self.damaged: dict[int, Damage] = {}
         self.deleted: set[int] = set()
         """Files that another process deleted since they were listed."""
+        self.unpublished: dict[int, tuple[Commit, CommittedFile]] = {}
+        """Damaged staged files that were to become these segments."""
         self._checked: set[int] = set()
         self._open: OrderedDict[int, SegmentReader] = OrderedDict()
         self._salvaged: OrderedDict[int, Salvaged | None] = OrderedDict()
-        self.unpublished: dict[int, tuple[Commit, CommittedFile]] = {}
-        """Damaged staged files that were to become these segments."""
 
     def scan(self, newer: Newer | None) -> None:
         """List the files, and read their ends."""
@@ -326,10 +326,10 @@ def _read_waiting(
                 found[seq] = Waiting(commit, seq, file, error=gone)
             except Damage as damage:
                 found[seq] = Waiting(commit, seq, file, error=damage)
+                files.unpublished[seq] = commit, file
             except UnsupportedVersion as error:
                 _note(error, newer)
     return found
-                files.unpublished[seq] = commit, file
 
 
 # All of it
