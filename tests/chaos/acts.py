@@ -24,19 +24,28 @@ from typing import Any, Final
 
 from tests.chaos import damage
 from tests.chaos.clients.job import NEW_NAMES, Item
+from tests.chaos.disks import SmallDisk
 from tests.chaos.settings import change_settings
 from tests.chaos.stage import DAMAGED_EXIT, EMBEDDED, START_SECONDS, STREAM, Stage
 from tests.chaos.wire import FAILURES, act, connect, put
 
 Act = Callable[[Stage, Random], None]
 DAY: Final = 86_400.0
+CLOCK_EVENT: Final = "quiver.clock.jumped"
 VERIFY_DAMAGED: Final = 2
 UNTAKEN: Final = 12
 """Refused puts after which a disk counts as full."""
 IDLE_CONNECTIONS: Final = 160
+KEPT_BACK: Final = 40
+"""Descriptors that the server keeps for stores: connections don't get them."""
 NEIGHBOUR: Final = "neighbour"
 SUBSCRIBERS: Final = ("bare-subscriber", "product-subscriber", EMBEDDED)
 KEYS: Final = 2500
+REFUSED: Final = "puts refused"
+STARVED: Final = "no descriptor left"
+JUMPED: Final = "jump noticed"
+SQUEEZED: Final = "no memory left"
+"""Trouble that took effect, as seen from outside."""
 
 
 class RoundOver(Exception):
@@ -150,6 +159,14 @@ def hold_subscriber(stage: Stage, chance: Random) -> None:
     _release(stage, held)
 
 
+def outlast_age(stage: Stage, chance: Random) -> None:
+    """A subscriber stands still for longer than segments are kept."""
+    held = _hold(stage, chance.sample(SUBSCRIBERS, chance.randint(2, 3)))
+    stage.await_puts(chance.randint(30, 60))
+    stage.pass_time(chance.uniform(2.5, 4.0))
+    _release(stage, held)
+
+
 def _hold(stage: Stage, names: list[str]) -> list[str]:
     for name in names:
         stage.flags.raise_(f"hold-{name}")
@@ -171,8 +188,8 @@ def _release(stage: Stage, names: list[str], slowly: bool = False) -> None:
 def reset_network(stage: Stage, chance: Random) -> None:
     """Connections end with RST, several times."""
     for _ in range(chance.randint(1, 4)):
-        stage.trouble("reset")
-        stage.network.reset()
+        if stage.network.reset():
+            stage.trouble("reset")
         stage.await_puts(chance.randint(1, 10), 2.0)
 
 
@@ -204,41 +221,52 @@ def silence_network(stage: Stage, chance: Random) -> None:
 
 def fill_disk(stage: Stage, chance: Random) -> None:
     """Another takes all the space, for a while; perhaps over a kill and a start."""
-    if stage.disk is None:
+    disk = _small_disk(stage)
+    if disk is None:
         return
     stage.trouble("full")
-    stage.disk.fill(chance.choice((0, 0, 4096, 65_536)))
-    stage.pass_time(chance.uniform(0.3, 1.0))
+    disk.fill(chance.choice((0, 0, 4096, 65_536)))
+    _refuses(stage, chance.uniform(0.3, 1.0))
     if chance.random() < 0.4:
         stage.kill()
         bring_up(stage)
         stage.pass_time(chance.uniform(0.2, 0.6))
-    stage.disk.free()
+    disk.free()
+
+
+def _small_disk(stage: Stage) -> SmallDisk | None:
+    """The round's own file system, if it has one and one could be mounted."""
+    if stage.disk is not None and not stage.disk.real:
+        stage.cannot("no small file system could be mounted here")
+        return None
+    return stage.disk
 
 
 def fill_by_puts(stage: Stage, chance: Random) -> None:
     """Producers fill the disk; subscribers then finish everything, and that makes room."""
-    if stage.disk is None or not stage.disk.real:
+    disk = _small_disk(stage)
+    if disk is None:
         return
     stage.trouble("full by puts")
     held = _hold(stage, list(SUBSCRIBERS))
-    stage.disk.fill(chance.choice((1 << 20, 2 << 20)))
+    disk.fill(chance.choice((1 << 20, 2 << 20)))
     full = _refuses(stage)
     _release(stage, held)
-    _takes_again(stage, full)
+    _takes_again(stage, disk, full)
 
 
 def fill_beside_keys(stage: Stage, chance: Random) -> None:
     """Many keys are remembered, all is acked, and another takes nearly all the space."""
-    if stage.disk is None or not stage.disk.real:
+    disk = _small_disk(stage)
+    if disk is None:
         return
     stage.trouble("full beside keys")
     stage.await_puts(chance.randint(KEYS // 2, KEYS), 25.0)
-    stage.disk.fill(chance.choice((64 << 10, 256 << 10)))
-    _takes_again(stage, _refuses(stage))
+    disk.fill(chance.choice((64 << 10, 256 << 10)))
+    _takes_again(stage, disk, _refuses(stage))
 
 
-def _refuses(stage: Stage) -> bool:
+def _refuses(stage: Stage, seconds: float = 12.0) -> bool:
     """Wait until puts are refused for want of space."""
     before = len(stage.reader.notes)
 
@@ -248,16 +276,18 @@ def _refuses(stage: Stage) -> bool:
         answers = [note["status"] for note in fresh if note.kind == "answer"]
         return answers.count("retry") > UNTAKEN
 
-    return stage.await_(refused, 12.0)
+    full = stage.await_(refused, seconds)
+    if full:
+        stage.trouble(REFUSED)
+    return full
 
 
-def _takes_again(stage: Stage, was_full: bool) -> None:
+def _takes_again(stage: Stage, disk: SmallDisk, was_full: bool) -> None:
     """Everything is acked: what the store gives back is room for puts."""
-    assert stage.disk is not None
     if was_full and not stage.await_puts(3, 15.0):
         problems = (stage.stream_state() or {}).get("problems")
         stage.violation("stuck", f"all is acked on a full disk, no put is taken: {problems}")
-    stage.disk.free()
+    disk.free()
 
 
 # Descriptors
@@ -268,7 +298,9 @@ def starve_descriptors(stage: Stage, chance: Random) -> None:
     stage.trouble("few descriptors")
     for _ in range(IDLE_CONNECTIONS):
         _connect_idly(stage)
+    most = 0
     for _ in range(chance.randint(10, 25)):
+        most = max(most, stage.server.open_files)
         some = chance.randint(1, 6)
         for one in stage.connections[:some]:
             one.close()
@@ -277,6 +309,8 @@ def starve_descriptors(stage: Stage, chance: Random) -> None:
         for _ in range(some):
             _connect_idly(stage)
     stage.drop_connections()
+    if stage.server.descriptors and most >= stage.server.descriptors - KEPT_BACK:
+        stage.trouble(STARVED, most=most)
 
 
 def _connect_idly(stage: Stage) -> None:
@@ -294,6 +328,7 @@ def jump_clock(stage: Stage, chance: Random) -> None:
     """The wall clock is days off for a moment, and right again."""
     days = chance.choice((2.0, 2.0, 40.0, -1.0))
     stage.trouble("clock", days=days)
+    before = stage.said(CLOCK_EVENT)
     stage.clock.set(days * DAY)
     stage.await_puts(chance.randint(5, 30), 4.0)
     if chance.random() < 0.3:
@@ -301,6 +336,8 @@ def jump_clock(stage: Stage, chance: Random) -> None:
         stage.await_puts(5, 4.0)
     stage.clock.set(0.0)
     stage.await_puts(30, 4.0)
+    if stage.said(CLOCK_EVENT) > before:
+        stage.trouble(JUMPED)
 
 
 # Settings

@@ -10,6 +10,10 @@ put           ``stream id hash key``: about to be sent; ``app version`` in a tra
 answer        ``stream id status ref level``: what the server (or the store) said
 registered    ``stream subscriber``: from here on every durable bundle is owed to it
 left          ``stream subscriber``: from here on nothing is
+deleted       ``stream``: about to be deleted; what it owed it owes no more
+drained       ``stream subscriber``: nothing is pending any more: everything owed has come
+dead          ``stream ref id hash origin``: a dead letter, and the ref it had in its stream
+buried        ``stream ids``: drained; these were never acked, so each is a dead letter
 delivered     ``stream subscriber ref id hash``: as recomputed from the values that came
 acked         ``stream subscriber refs``: answered as durable
 rejecting     ``stream subscriber refs``: about to be rejected

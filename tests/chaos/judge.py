@@ -40,6 +40,9 @@ class Invariant(StrEnum):
     REFUSED_FOR_GOOD = "refused_for_good"
     CLIENT_FAILED = "client_failed"
     HANG = "hang"
+    DEAD_LETTER_MISSING = "dead_letter_missing"
+    LATE_ACK_TAKEN = "late_ack_taken"
+    NOTHING_TRIED = "nothing_tried"
 
 
 SENTENCES: Final[dict[Invariant, str]] = {
@@ -79,6 +82,13 @@ SENTENCES: Final[dict[Invariant, str]] = {
     Invariant.REFUSED_FOR_GOOD: "a good bundle was rejected",
     Invariant.CLIENT_FAILED: "a client ended with an error that is no answer",
     Invariant.HANG: "a process did not end, or did not answer, in time",
+    Invariant.DEAD_LETTER_MISSING: "never acked, finished as poison, and no dead letter has it",
+    Invariant.LATE_ACK_TAKEN: (
+        "an ack for a deleted stream was taken by the stream that has its name now"
+    ),
+    Invariant.NOTHING_TRIED: (
+        "nothing was answered durable, or nothing came: the round shows nothing"
+    ),
 }
 
 
@@ -107,6 +117,19 @@ def judge(notes: Sequence[Note]) -> list[Violation]:
     for sight in sights(notes).values():
         for check in (*SAFETY, *(COMPLETENESS if whole else ())):
             found += check(sight)
+    return found
+
+
+def shows_nothing(notes: Sequence[Note], streams: Iterable[str]) -> list[Violation]:
+    """Streams of a round that took no durable put or delivered nothing: a fault of the suite."""
+    seen = sights(notes)
+    found = []
+    for name in streams:
+        sight = seen.get(name, Sight(name))
+        durable, came = len(sight.promised()), len(sight.seen)
+        if not durable or not came:
+            detail = f"{durable} answered durable, {came} delivered"
+            found.append(_say(sight, Invariant.NOTHING_TRIED, detail))
     return found
 
 
@@ -210,6 +233,25 @@ def acks_hold(sight: Sight) -> Iterator[Violation]:
     if again:
         detail = ", ".join(f"{count:,} to {name}" for name, count in sorted(who.items()))
         yield _say(sight, Invariant.DELIVERED_AFTER_DURABLE_ACK, detail, again)
+
+
+def all_before_drained(sight: Sight) -> Iterator[Violation]:
+    """Who is told that nothing is pending has been sent everything, also in a life of the
+    stream that has ended."""
+    if sight.undelivered:
+        detail = f"{len(sight.undelivered):,} bundles never came, and nothing was pending"
+        yield _say(sight, Invariant.DURABLE_BUNDLE_MISSING, detail, sight.undelivered)
+
+
+def dead_letters(sight: Sight) -> Iterator[Violation]:
+    """What was never acked and is not pending is a dead letter, once."""
+    twice = {origin for origin, places in sight.dead.items() if len(places) > 1}
+    if twice:
+        detail = f"{len(twice):,} dead letters are there twice"
+        yield _say(sight, Invariant.DOUBLED, detail, _owners(sight, twice))
+    if silent := sight.buried - _owners(sight, sight.dead):
+        detail = f"{len(silent):,} bundles"
+        yield _say(sight, Invariant.DEAD_LETTER_MISSING, detail, silent)
 
 
 def whole_commits(sight: Sight) -> Iterator[Violation]:
@@ -380,6 +422,8 @@ SAFETY: Final[tuple[Check, ...]] = (
     once,
     a_ref_for_each,
     acks_hold,
+    all_before_drained,
+    dead_letters,
     no_false_loss,
     no_false_reject,
     lost_may_be_resent,

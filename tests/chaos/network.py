@@ -22,14 +22,15 @@ class Network(Proxy):
         self._over = threading.Event()
         super().__init__(target)
 
-    def reset(self) -> None:
-        """Break every connection there is, without a goodbye."""
+    def reset(self) -> int:
+        """Break every connection there is, without a goodbye; how many there were."""
         with self._lock:
             sockets, self._sockets = self._sockets, []
         for one in sockets:
             with contextlib.suppress(OSError):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABRUPT)
                 one.shutdown(socket.SHUT_RD)  # wakes the thread that reads it, which closes it
+        return len(sockets)
 
     def calm(self) -> None:
         """Be a good network again; connections from before may be in any state, so they go."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -16,7 +17,7 @@ import pyarrow.flight as flight
 from tests.chaos.acts import RoundOver, bring_up, bring_up_embedded
 from tests.chaos.clients.job import Job
 from tests.chaos.content import batch_of, content_hash, identity_of
-from tests.chaos.judge import Violation, judge
+from tests.chaos.judge import Violation, judge, shows_nothing
 from tests.chaos.profiles import Profile
 from tests.chaos.settings import OF_THE_SERVER, first_settings
 from tests.chaos.sight import sights
@@ -24,12 +25,15 @@ from tests.chaos.stage import DRAIN_SECONDS, EMBEDDED, STREAM, Stage, Tally
 from tests.chaos.wire import FAILURES, bundles, command, connect, put
 
 FIRST_PUTS: Final = 20
+FIRST_OF_EACH: Final = 5
 AFTER_CALM: Final = 10
 MOST_READ: Final = 2048
 MOST_RESENT: Final = 8
 START_SECONDS: Final = 30.0
 LONGEST: Final = 180.0
 """Seconds after which a round is a hang."""
+AGAIN: Final = "again"
+"""The stream that is deleted and made again."""
 SUBSCRIBERS: Final = {"bare-subscriber": "bare", "product-subscriber": "product"}
 STREAM_SETTINGS: Final = {"idempotency": {"window_age": "36h"}}
 """The stream's own, kept in its ``service.json``."""
@@ -45,54 +49,79 @@ class Outcome:
     seconds: float
     tally: Tally
     violations: tuple[Violation, ...]
+    short: bool = False
 
     @property
     def replay(self) -> str:
         """The line that runs it again."""
+        if self.short:
+            which = f"--seed {self.seed} --profile {self.profile} --round {self.number}"
+            return f"python -m tests.chaos {which} --short"
         return f"make chaos SEED={self.seed} PROFILE={self.profile} ROUND={self.number}"
 
 
-def play(profile: Profile, seed: int, number: int, where: Path) -> Outcome:
-    """Play one round in a directory of its own; it is removed if nothing was found."""
+def play(profile: Profile, seed: int, number: int, where: Path, *, short: bool = False) -> Outcome:
+    """Play one round in a directory of its own; it is removed if nothing was found.
+
+    A ``short`` one has one step of trouble, the one that the profile is about.
+    """
     chance = Random(f"{seed}/{profile.name}/{number}")
     began = time.monotonic()
     embedded = chance.random() < profile.embedded
     name = f"{seed}/{profile.name}/{number}"
+    streams = _streams(profile, embedded)
     with Stage(where, name, small_disk=profile.small_disk, embedded=embedded) as stage:
         watchdog = threading.Timer(LONGEST, stage.give_up)
         watchdog.daemon = True
         watchdog.start()
         try:
-            _Play(profile, stage, chance).run()
+            _Play(profile, stage, chance, short).run(streams)
         except RoundOver:
             stage.book.note("cut_short")
         finally:
             watchdog.cancel()
-        violations = tuple(judge(stage.reader.all()))
+        notes = stage.reader.all()
+        violations = (*judge(notes), *shows_nothing(notes, streams))
     if not violations:
         stage.remove()
-    return Outcome(profile.name, seed, number, time.monotonic() - began, stage.count(), violations)
+    seconds = time.monotonic() - began
+    return Outcome(profile.name, seed, number, seconds, stage.count(), violations, short)
+
+
+def _streams(profile: Profile, embedded: bool) -> list[str]:
+    """The streams that a round must have put into."""
+    found = [STREAM] if "bare-producer" in profile.clients else []
+    found += [AGAIN] if "recreating" in profile.clients else []
+    return found + ([EMBEDDED] if embedded else [])
 
 
 class _Play:
-    def __init__(self, profile: Profile, stage: Stage, chance: Random) -> None:
+    def __init__(self, profile: Profile, stage: Stage, chance: Random, short: bool) -> None:
         self._profile = profile
         self._stage = stage
         self._chance = chance
+        self._short = short
 
-    def run(self) -> None:
+    def run(self, streams: Sequence[str]) -> None:
         stage, chance, profile = self._stage, self._chance, self._profile
         self._open()
-        if not stage.await_puts(FIRST_PUTS, START_SECONDS):
-            stage.violation("stuck", "no put was answered before any trouble")
+        if not stage.await_(lambda: self._begun(streams), START_SECONDS):
+            stage.violation("stuck", "too few puts were answered before any trouble")
             raise RoundOver
-        acts, weights = zip(*profile.acts, strict=True)
-        for _ in range(chance.randint(*profile.steps)):
+        steps = chance.randint(*profile.steps)
+        for step in range(1 if self._short else steps):
+            acts, weights = zip(*profile.acts[: None if step else profile.own], strict=True)
             chance.choices(acts, weights)[0](stage, chance)
             stage.await_puts(chance.randint(5, 60))
         self._calm()
         self._finish()
         self._look()
+
+    def _begun(self, streams: Sequence[str]) -> bool:
+        """Whether every stream has taken some puts."""
+        stage = self._stage
+        enough = stage.durable_puts() >= FIRST_PUTS
+        return enough and all(stage.durable_puts(one) >= FIRST_OF_EACH for one in streams)
 
     # Before
 
@@ -137,7 +166,7 @@ class _Play:
                 **profile.job,
             )
             if program == "recreating":
-                job = replace(job, stream="again")
+                job = replace(job, stream=AGAIN)
             stage.start_client(program, job)
         options = json.dumps(dict(profile.options))
         job = replace(stage.embedded_job, options=options, pace=0.002, **profile.job)

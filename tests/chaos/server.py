@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -48,6 +49,14 @@ class Server:
         if most is None:
             return None
         return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+    @property
+    def open_files(self) -> int:
+        """Descriptors that it has now."""
+        try:
+            return 0 if self.process is None else len(os.listdir(f"/proc/{self.process.pid}/fd"))
+        except FileNotFoundError:
+            return 0
 
     def kill(self) -> None:
         """kill -9."""

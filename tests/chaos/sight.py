@@ -114,6 +114,12 @@ class Sight:
     rejected: set[tuple[str, Ref]] = field(default_factory=set)
     """By a reject that was answered as durable, and never acked."""
     moved: set[str] = field(default_factory=set)
+    undelivered: set[str] = field(default_factory=set)
+    """Owed to a subscriber that was told that nothing is pending, in any life of the stream."""
+    dead: dict[Ref, set[Ref]] = field(default_factory=lambda: defaultdict(set))
+    """Dead letters: by the ref that a bundle had, where they are."""
+    buried: set[str] = field(default_factory=set)
+    """Bundles that must be dead letters."""
     resent: list[Note] = field(default_factory=list)
     resent_at: dict[str, set[Ref]] = field(default_factory=lambda: defaultdict(set))
     """By identity: where it was stored in the calm, when all subscribers had ended."""
@@ -168,6 +174,18 @@ class Sight:
         self.rejecting.clear()
         self.rejected.clear()
         self.ledger, self.refusals = [], []
+
+    def _on_drained(self, note: Note) -> None:
+        missing = self.missing(note["subscriber"])
+        self.undelivered |= missing - self.excused(missing, note["subscriber"])
+
+    def _on_dead(self, note: Note) -> None:
+        origin = _ref(note["origin"])
+        self.dead[origin].add(_ref(note["ref"]))
+        self._see(Seen(note.at, None, origin, note["id"], note["hash"]))
+
+    def _on_buried(self, note: Note) -> None:
+        self.buried |= set(note["ids"])
 
     def _on_delivered(self, note: Note) -> None:
         self._see(Seen(note.at, note["subscriber"], _ref(note["ref"]), note["id"], note["hash"]))

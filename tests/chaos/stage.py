@@ -10,8 +10,9 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from types import TracebackType
@@ -23,6 +24,7 @@ from tests.chaos.history import Book, Reader
 from tests.chaos.network import Network
 from tests.chaos.processes import QUIVER, FakeClock, Process, run
 from tests.chaos.server import Server
+from tests.chaos.sight import DAMAGED, REJECTED
 from tests.chaos.wire import FAILURES, act, connect
 
 STREAM: Final = "t"
@@ -35,6 +37,8 @@ DRAIN_SECONDS: Final = 25.0
 START_SECONDS: Final = 20.0
 LOOK: Final = 0.01
 DAMAGED_EXIT: Final = 3
+DROPPED: Final = "dropped by a policy"
+"""Trouble that shows only in the ledger."""
 
 
 @dataclass
@@ -47,6 +51,10 @@ class Tally:
     kills: int = 0
     lost: int = 0
     """Bundles on record as lost, as far as the ledger says so."""
+    troubles: Counter[str] = field(default_factory=Counter)
+    """What was done to the store and its clients, and how often it took effect."""
+    obstacles: Counter[str] = field(default_factory=Counter)
+    """Why some of it could not be done on this machine."""
 
 
 class Stage:
@@ -61,7 +69,7 @@ class Stage:
         self.book = Book(where / "stage.notes", "stage")
         self.reader = Reader(where)
         self.kills = 0
-        self._durable = 0
+        self._durable: Counter[str] = Counter()
         self.clock = FakeClock(where / "clock")
         self.disk = SmallDisk(where / "disk") if small_disk else None
         root = where / "disk" / "root" if small_disk else where / "root"
@@ -87,15 +95,21 @@ class Stage:
             fields["stream"] = stream
         self.book.note("trouble", what=what, **fields)
 
+    def cannot(self, why: str) -> None:
+        """Write down that this machine does not allow a kind of trouble."""
+        self.book.note("not_played", why=why)
+
     def violation(self, invariant: str, sentence: str) -> None:
         self.book.violation(invariant, sentence)
 
-    def durable_puts(self) -> int:
-        """Puts answered durable so far, by server and embedded store."""
-        self._durable += sum(
-            note.kind == "answer" and note.get("level") == "durable" for note in self.reader.read()
+    def durable_puts(self, stream: str | None = None) -> int:
+        """Puts answered durable so far, by server and embedded store; or those of a stream."""
+        self._durable.update(
+            note["stream"]
+            for note in self.reader.read()
+            if note.kind == "answer" and note.get("level") == "durable"
         )
-        return self._durable
+        return self._durable.total() if stream is None else self._durable[stream]
 
     def count(self) -> Tally:
         """What the round did, by all its notes."""
@@ -108,7 +122,14 @@ class Stage:
             elif note.kind == "acked":
                 tally.acked += len(note["refs"])
             elif note.kind == "ledger":
-                tally.lost += sum(row["bundles"] for row in note["rows"])
+                lost = [row for row in note["rows"] if row["reason"] != REJECTED]
+                tally.lost += sum(row["bundles"] for row in lost)
+                if any(row["reason"] != DAMAGED for row in lost):
+                    tally.troubles[DROPPED] += 1
+            elif note.kind == "trouble":
+                tally.troubles[note["what"]] += 1
+            elif note.kind == "not_played":
+                tally.obstacles[note["why"]] += 1
         return tally
 
     def await_(self, ready: Callable[[], bool], seconds: float) -> bool:
@@ -137,6 +158,7 @@ class Stage:
 
     def kill(self) -> None:
         self.kills += 1
+        self.trouble("killed")
         self.server.kill()
 
     def stop_hard_or_softly(self, chance: Random) -> None:
@@ -153,6 +175,11 @@ class Stage:
                 return act(client, action, **fields)
             except FAILURES:
                 return None
+
+    def said(self, event: str) -> int:
+        """How often the server has logged an event."""
+        log = self.where / "server.log"
+        return log.read_text(errors="replace").count(event) if log.exists() else 0
 
     def stream_state(self) -> dict[str, Any] | None:
         """What the server says of the stream."""
@@ -208,6 +235,7 @@ class Stage:
     def kill_embedded(self) -> None:
         if self.embedded is not None:
             self.kills += 1
+            self.trouble("killed", EMBEDDED)
             self.embedded.kill()
             self.embedded = None
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.history import Note
-from tests.chaos.judge import SENTENCES, Invariant, judge
+from tests.chaos.judge import SENTENCES, Invariant, judge, shows_nothing
 
 ROW = {"segment_seq": 0, "bundles": 1, "reason": "damaged", "subscribers": {"s": 1}}
 
@@ -234,6 +234,27 @@ def missing_in_the_second_life() -> Forger:
     return good().note("deleted").register().put("b", (1, 0)).end()
 
 
+def drained_and_not_delivered() -> Forger:
+    """The first life was told to be drained; a bundle of it never came, and it was deleted."""
+    forger = Forger().register().put("a", (0, 0)).note("drained", subscriber="s")
+    return forger.note("deleted").register().put("b", (1, 0)).deliver("b", (1, 0)).end()
+
+
+def no_dead_letter() -> Forger:
+    return given().note("buried", ids=["a"]).end()
+
+
+def dead_twice() -> Forger:
+    dead: dict[str, Any] = {"id": "a", "hash": "hash of a", "origin": (0, 0)}
+    return given().note("dead", ref=(0, 0), **dead).note("dead", ref=(0, 1), **dead).end()
+
+
+def a_dead_letter_of_another() -> Forger:
+    """It says that it was at a ref which another bundle has now."""
+    forger = given().note("deleted").register().put("b", (0, 0)).deliver("b", (0, 0))
+    return forger.note("dead", ref=(0, 0), id="a", hash="hash of a", origin=(0, 0)).end()
+
+
 def given() -> Forger:
     return Forger().register().put("a", (0, 0)).deliver("a", (0, 0))
 
@@ -349,6 +370,10 @@ FORGED: list[tuple[Callable[[], Forger], Invariant]] = [
     (rejected_beside_a_loss, Invariant.REJECT_NOT_ON_RECORD),
     (one_ref_over_two_lives, Invariant.REF_REUSED),
     (missing_in_the_second_life, Invariant.DURABLE_BUNDLE_MISSING),
+    (drained_and_not_delivered, Invariant.DURABLE_BUNDLE_MISSING),
+    (no_dead_letter, Invariant.DEAD_LETTER_MISSING),
+    (dead_twice, Invariant.DOUBLED),
+    (a_dead_letter_of_another, Invariant.REF_REUSED),
     (rejected_in_silence, Invariant.REJECT_NOT_ON_RECORD),
     (rejected_by_another, Invariant.REJECT_NOT_ON_RECORD),
     (told_as_rejected, Invariant.FALSE_LOSS),
@@ -419,11 +444,23 @@ def test_a_good_history_has_no_violation() -> None:
     again = Forger().register().put("a", (0, 0)).deliver("a", (0, 0))
     again.note("trouble", what="memory_lost").put("a", (5, 0)).deliver("a", (5, 0))
     assert judge(again.end().notes) == [], "its key was forgotten between two tries"
+    buried = given().note("dead", ref=(0, 0), id="a", hash="hash of a", origin=(0, 0))
+    assert judge(buried.note("buried", ids=["a"]).end().notes) == []
     gone = missing().note("deleted").register().put("b", (1, 0)).deliver("b", (1, 0)).end()
     assert judge(gone.notes) == [], "the stream was deleted with what it owed"
     early = Forger().put("a", (0, 0)).register().end()
     assert judge(early.notes) == [], "put before it registered: not owed"
     assert judge(missing().note("cut_short", stream=None).notes) == [], "it was still to come"
+
+
+def test_a_round_that_put_nothing_is_a_violation() -> None:
+    """Scenario: no put was answered, or nothing came. Guarantee: that is no pass."""
+    assert shows_nothing(good().notes, ["t"]) == []
+    for notes in ([], Forger().register().put("a", (0, 0), "retry").notes, missing().notes):
+        (found,) = shows_nothing(notes, ["t"])
+        assert found.invariant is Invariant.NOTHING_TRIED
+    (found,) = shows_nothing(good().notes, ["t", "embedded"])
+    assert found.stream == "embedded"
 
 
 def test_every_invariant_has_its_sentence() -> None:

@@ -61,13 +61,21 @@ def bundles(
     client: flight.FlightClient, ticket: flight.Ticket
 ) -> Iterator[tuple[list[int], dict[str, pa.RecordBatch]]]:
     """DoGet in bundle mode: each ref with its batches."""
+    for about, batches in told_bundles(client, ticket):
+        yield about["ref"], batches
+
+
+def told_bundles(
+    client: flight.FlightClient, ticket: flight.Ticket
+) -> Iterator[tuple[dict[str, Any], dict[str, pa.RecordBatch]]]:
+    """DoGet in bundle mode: all that is told of each bundle, and its batches."""
     for chunk in client.do_get(ticket, options()):
         about = json.loads(chunk.app_metadata.to_pybytes())
         batches = {}
         for name, ipc in zip(about.get("slots", ()), chunk.data.column("ipc"), strict=True):
             with pa.ipc.open_stream(ipc.as_buffer()) as reader:
                 batches[name] = reader.read_next_batch()
-        yield about["ref"], batches
+        yield about, batches
 
 
 def put(

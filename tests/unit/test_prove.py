@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.prove import BEGIN, END, PAGE, TRIALS, Outcome, Trial, _read_junit, as_text, write_into
+from tests.prove import (
+    BEGIN,
+    END,
+    PAGE,
+    TRIALS,
+    Outcome,
+    Trial,
+    _read,
+    _read_junit,
+    as_text,
+    write_into,
+)
 
 JUNIT = """<testsuites><testsuite>
 <testcase name="a"><properties><property name="tried" value="40"/>
@@ -26,6 +37,17 @@ def test_what_tests_say_is_counted(tmp_path: Path) -> None:
     tried, failed, notes = _read_junit(path)
     assert (tried, failed) == (41, 1)
     assert notes == {"refused": 3, "skipped": 1}
+
+
+def test_what_a_command_says_is_counted(tmp_path: Path) -> None:
+    """A command that is no pytest tells in JSON; kinds of trouble that it could not play are
+    told in the row."""
+    path = tmp_path / "results"
+    path.write_text('{"tried": 40, "failed": 1, "not_played": {"full": "no mount"}}')
+    trial = Trial("chaos", "rounds", ("-m", "tests.chaos"))
+    assert _read(trial, path) == (40, 1, {"not played here": 1})
+    assert _read(trial, tmp_path / "none") == (0, 1, {})
+    assert "chaos" in {trial.name for trial in TRIALS}
 
 
 def test_a_row_that_tried_nothing_has_failed() -> None:
