@@ -9,19 +9,31 @@ names the old bundles finds them deleted.
 ``<root>/deleted.json`` is a checked JSON file: ``streams`` (by name: the first unused segment
 number) and ``others``, which holds for every name that is not listed: when there are more
 than :data:`MAX_NAMES`, the oldest entries are merged into it.
+
+``<root>/deleted.kept`` is made after the first ``deleted.json``: a root that has it and no list has
+lost the list.  A lost or damaged list is replaced by one with which every name begins far behind.
+A list of a newer version is left as it is: no stream is created or deleted, all are served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+import contextlib
+from typing import Final
 
-from flight_service.server.events import DELETED_DAMAGED, get_logger
+from flight_service.server.events import DELETED_DAMAGED, DELETED_NEWER, get_logger
 from quiver.clock import Clock
 from quiver.disk.disk import Disk
-from quiver.errors import StateCorrupt
-from quiver.format.checked_json import decode_checked, encode_checked
-from quiver.fsck.beside import ASIDE, DELETED_FILE
+from quiver.errors import Busy, UnsupportedVersion
+from quiver.fsck.beside import (
+    DELETED_FILE,
+    check_root,
+    decode_deleted,
+    far_behind,
+    mark_deleted,
+    mend_root,
+    write_deleted,
+)
+from quiver.fsck.verify import Beside
 
 MAX_NAMES: Final = 10_000
 
@@ -35,48 +47,48 @@ class DeletedStreams:
         self._disk = disk
         self._streams: dict[str, int] = {}
         self._others = 0
+        self.problem: str | None = None
+        """Why no stream can be created or deleted."""
+        found = check_root(disk)
+        if found.newer:
+            self.problem = found.newer[0]
+            _log.error(DELETED_NEWER, error=self.problem)
+        elif found.problems:
+            self._begin_far_behind(found, clock)
+        else:
+            self._read()
+
+    def _read(self) -> None:
         try:
-            data = disk.read(DELETED_FILE)
+            self._streams, self._others = decode_deleted(self._disk.read(DELETED_FILE))
         except FileNotFoundError:
             return
-        try:
-            self._read(decode_checked(data, DELETED_FILE))
-        except StateCorrupt as damage:
-            self._begin_far_behind(clock, damage)
+        with contextlib.suppress(Busy):  # a full disk: the next start or deletion makes it
+            mark_deleted(self._disk)
 
-    def _read(self, body: dict[str, Any]) -> None:
-        streams, others = body.get("streams"), body.get("others")
-        if (
-            not isinstance(streams, dict)
-            or not all(type(number) is int for number in streams.values())
-            or type(others) is not int
-        ):
-            raise StateCorrupt(f"{DELETED_FILE} holds values of the wrong kind.", file=DELETED_FILE)
-        self._streams, self._others = streams, others
-
-    def _begin_far_behind(self, clock: Clock, damage: StateCorrupt) -> None:
-        """The file is damaged: every name begins above any number that was ever used.
-
-        Time in microseconds is that: no stream makes a million segments a second.
-        """
-        _log.error(DELETED_DAMAGED, error=str(damage))
-        self._streams, self._others = {}, clock.now_ns() // 1_000
-        self._disk.rename(DELETED_FILE, f"{DELETED_FILE}{ASIDE}")
-        self._write(self._streams, self._others)
+    def _begin_far_behind(self, found: Beside, clock: Clock) -> None:
+        _log.error(DELETED_DAMAGED, error=found.problems[0].describe())
+        self._others = far_behind(clock)
+        with contextlib.suppress(Busy):  # the same: until then every start begins far behind
+            mend_root(self._disk, found, self._others)
 
     def first_segment(self, name: str) -> int:
         """Where a new stream of this name begins."""
+        self._check()
         return self._streams.get(name, self._others)
+
+    def _check(self) -> None:
+        if self.problem is not None:
+            raise UnsupportedVersion(
+                f"no stream can be created or deleted: {self.problem}", file=DELETED_FILE
+            )
 
     def add(self, name: str, next_segment: int) -> None:
         """Write down, durably, that a stream's numbers below ``next_segment`` were used."""
+        self._check()
         streams = {**self._streams, name: max(next_segment, self.first_segment(name))}
         others = self._others
         while len(streams) > MAX_NAMES:
             others = max(others, streams.pop(next(iter(streams))))
-        self._write(streams, others)
+        write_deleted(self._disk, streams, others)
         self._streams, self._others = streams, others
-
-    def _write(self, streams: Mapping[str, int], others: int) -> None:
-        body = {"streams": dict(streams), "others": others}
-        self._disk.replace(DELETED_FILE, encode_checked(body))

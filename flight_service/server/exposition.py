@@ -6,7 +6,7 @@ the service adds ``quiver_server_*``.  Numbers are read when somebody asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -16,7 +16,8 @@ from prometheus_client.registry import Collector
 from flight_service.server.overview import ServerOverview
 from flight_service.server.streams import Streams
 from quiver.disk.descriptors import DESCRIPTORS
-from quiver.metrics import Kind, Sample
+from quiver.errors import Reason
+from quiver.metrics import INGEST_THROTTLE, Kind, Sample
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -36,7 +37,8 @@ class _Stores(Collector):
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
         for stream in self._streams.opened():
-            for sample in stream.store.metrics.snapshot():
+            samples = stream.store.metrics.snapshot()
+            for sample in [*samples, *_never_counted(samples)]:
                 name = sample.metric.name.replace(".", "_")
                 if sample.metric.kind is Kind.COUNTER:
                     name = name.removesuffix("_total")
@@ -48,6 +50,15 @@ class _Stores(Collector):
                     )
                 _add(family, name, {"stream": stream.name, **dict(sample.labels)}, sample)
         return families.values()
+
+
+def _never_counted(samples: Sequence[Sample]) -> Iterable[Sample]:
+    """Zeros for what has not happened yet: an alert sees the first event only as a rise."""
+    counted = {sample.labels for sample in samples if sample.metric is INGEST_THROTTLE}
+    for reason in Reason:
+        labels = (("reason", str(reason)),)
+        if labels not in counted:
+            yield Sample(INGEST_THROTTLE, labels, 0)
 
 
 def _add(family: Metric, name: str, labels: dict[str, str], sample: Sample) -> None:
@@ -105,9 +116,10 @@ class _Server(Collector):
             "quiver_server_redelivering_bundles", "Bundles that came back.", labels=labels
         )
         for stream in self._streams.opened():
-            for name, desk in stream.desks().items():
-                status = desk.status()
-                held.add_metric([stream.name, name], status["in_flight"])
-                nbytes.add_metric([stream.name, name], status["in_flight_bytes"])
-                again.add_metric([stream.name, name], status["redelivering"])
+            desks = stream.desks()
+            for name, redelivering in stream.redelivering().items():
+                status = desks[name].status() if name in desks else {}
+                held.add_metric([stream.name, name], status.get("in_flight", 0))
+                nbytes.add_metric([stream.name, name], status.get("in_flight_bytes", 0))
+                again.add_metric([stream.name, name], redelivering)
         return held, nbytes, again

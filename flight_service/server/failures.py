@@ -7,25 +7,26 @@ the newest second, which costs some deliveries more.
 
 ::
 
-    quiver failures 1
+    quiver failures 1 6f0c2a11
     9be1c5f0 ["exporter",3,17,2,"connection lost"]     two failed deliveries of bundle 3.17
     2f64d0aa ["exporter",3,17,0,""]                    it has its outcome: forget it
     71c02b9d ["exporter"]                              forget all of this subscriber
 
-The first word is the CRC-32 of the rest of the line.  A last line without its end was never
-synced.  Any other line that fails its check is damage: it is reported, passed over and, with
-the next rewrite, gone; it decided about a count and about no data.
+The first word is the CRC-32 of the rest of the line, the last of the title that of the title.  A
+last line without its end was never synced.  Any other line that fails its check is damage, and
+so is such a title: it is reported, passed over and, with the next rewrite, gone; it decided about
+a count and about no data.  A newer version refuses the stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from flight_service.server.claims import Failure
 from quiver import BundleRef
 from quiver.disk.disk import Disk
-from quiver.format.checked_json import check_title, decode_line, encode_line, encode_title
+from quiver.format.checked_json import decode_lines, encode_line, encode_title
 from quiver.fsck.beside import FAILURES_TITLE, FAILURES_VERSION
 
 SPARE_LINES: Final = 1_024
@@ -48,22 +49,17 @@ def encode_leave(subscriber: str) -> bytes:
 
 def decode_failures(data: bytes, file: str) -> tuple[Table, int, list[int]]:
     """The table, how many lines there are, and the numbers of those that are damaged."""
-    lines = data.split(b"\n")
-    lines.pop()  # empty, or cut short by a crash
-    if not lines:
-        return {}, 0, []
-    check_title(lines[0], FAILURES_TITLE, FAILURES_VERSION, file)
     table: Table = {}
     damaged: list[int] = []
-    for number, line in enumerate(lines[1:], 2):
-        if not _apply(line, table):
-            damaged.append(number)
-    return table, len(lines) - 1, damaged
+    last = 1
+    for last, values in decode_lines(data, FAILURES_TITLE, FAILURES_VERSION, file):
+        if not _apply(values, table):
+            damaged.append(last)
+    return table, last - 1, damaged
 
 
-def _apply(line: bytes, table: Table) -> bool:
+def _apply(values: list[Any] | None, table: Table) -> bool:
     """Carry a line out; ``False`` if it is not one that was written."""
-    values = decode_line(line)
     if values is None or len(values) not in (1, 5):
         return False
     subscriber = values[0]

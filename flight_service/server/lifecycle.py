@@ -35,6 +35,7 @@ from flight_service.server.events import (
     SERVER_READY,
     SERVER_STARTED,
     SERVER_STOPPED,
+    STREAM_DAMAGED,
     TICK_FAILED,
     get_logger,
 )
@@ -155,8 +156,11 @@ class Server:
         for name in names:
             if self.overview.stopping():
                 return
-            with contextlib.suppress(ServiceError, QuiverError), self._streams.use(name):
-                pass  # damage is marked, and told by health
+            try:
+                with contextlib.suppress(ServiceError, QuiverError), self._streams.use(name):
+                    pass  # damage is marked, and told by health
+            except Exception as error:  # one stream's trouble is no other's
+                _log.error(STREAM_DAMAGED, stream=name, error=str(error), exc_info=error)
             self.overview.recovery_done += 1
         self.overview.recovered.set()
         _log.info(SERVER_READY, streams=len(names), damaged=len(self._streams.damage()))

@@ -45,6 +45,8 @@ class ServerOverview:
             status = stream.store.status()
             if status.state is not State.OK:
                 problems[stream.name] = f"{status.state}: {'; '.join(status.problems)}"
+        if self._streams.problem is not None:
+            problems["deleted.json"] = self._streams.problem
         if self._auth.problem is not None:
             problems["auth"] = self._auth.problem
         headroom = DESCRIPTORS.headroom()
@@ -87,7 +89,7 @@ class ServerOverview:
         }
         for name, problem in self._streams.damage().items():
             if name in streams:
-                streams[name] = {"state": "damaged", "problem": problem}
+                streams[name] = {"state": self._streams.state(name), "problem": problem}
         return StatusReport(server=server, streams=streams)
 
 

@@ -15,6 +15,14 @@ from flight_service.server.settings import DeliverySection
 from quiver.errors import StateCorrupt
 
 MAX_DOUBLINGS: Final = 40
+_NUMBERS: Final = (
+    "lease_ms",
+    "max_in_flight",
+    "max_in_flight_bytes",
+    "max_deliveries",
+    "backoff_ms",
+    "backoff_max_ms",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +62,24 @@ class Policy:
         return replace(self, **given)
 
     @classmethod
+    def can_read(cls, saved: Any) -> bool:
+        """Whether these are values that :meth:`write` may have written."""
+        if not isinstance(saved, dict):
+            return False
+        numbers = [saved[name] for name in _NUMBERS if name in saved]
+        slots = saved.get("slots")
+        return (
+            all(type(number) is int for number in numbers)
+            and isinstance(saved.get("poison", ""), str)
+            and isinstance(saved.get("dead_letter_stream"), str | None)
+            and (slots is None or _are_names(slots))
+        )
+
+    @classmethod
     def read(cls, saved: Any, default: Policy) -> Policy:
         """From ``service.json``; what an older version didn't know has its default."""
-        if not isinstance(saved, dict):
-            raise StateCorrupt("a subscriber's policy is not an object.", file="service.json")
+        if not cls.can_read(saved):
+            raise StateCorrupt("a subscriber's policy is not one.", file="service.json")
         known = {name: saved[name] for name in cls.__dataclass_fields__ if name in saved}
         if known.get("slots") is not None:
             known["slots"] = tuple(known["slots"])
@@ -79,3 +101,7 @@ class Policy:
     def dead_letters(self, stream: str) -> str:
         """Where poison of a stream goes: names end at 64 characters."""
         return self.dead_letter_stream or f"{stream[:59]}-dead"
+
+
+def _are_names(found: object) -> bool:
+    return isinstance(found, list | tuple) and all(isinstance(name, str) for name in found)

@@ -22,6 +22,17 @@ MAX_MESSAGE: Final = 64 << 10
 """Longer ones are told while bundles have them, and not remembered."""
 
 
+def are_schemas(kept: object) -> bool:
+    """Whether these are schemas as :meth:`KnownSchemas.write` gives them."""
+    try:
+        return isinstance(kept, dict) and all(
+            isinstance(messages, list) and all(base64.b64decode(one) for one in messages)
+            for messages in kept.values()
+        )
+    except (TypeError, ValueError):
+        return False
+
+
 class KnownSchemas:
     """What one stream's slots look like. Safe to use from any thread."""
 

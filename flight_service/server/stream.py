@@ -10,6 +10,7 @@ Two files beside the store hold what only the service knows:
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from typing import Any, Final
 
 from flight_service.protocol.actions import Register
 from flight_service.server.claims import Bury, Failure
-from flight_service.server.events import FAILURES_DAMAGED, get_logger
 from flight_service.server.failures import (
     FailureLog,
     Table,
@@ -26,7 +26,7 @@ from flight_service.server.failures import (
 )
 from flight_service.server.leases import Desk
 from flight_service.server.policy import Policy
-from flight_service.server.schemas import KnownSchemas
+from flight_service.server.schemas import KnownSchemas, are_schemas
 from flight_service.server.settings import DeliverySection
 from flight_service.server.stages import Stages
 from quiver import BundleRef, Store
@@ -35,7 +35,6 @@ from quiver.disk.disk import Disk
 from quiver.errors import LimitExceeded, QuiverError, StateCorrupt, UnknownSubscriber
 from quiver.format.checked_json import decode_checked, encode_checked
 from quiver.fsck.beside import (
-    FAILURES_FILE,
     SERVICE_FILE,
     SERVICE_VERSION_1,
     STORE,
@@ -45,8 +44,6 @@ from quiver.ids import subscriber_id
 
 SAVE_SECONDS: Final = 1.0
 MAX_SUBSCRIBERS: Final = 10_000
-
-_log = get_logger()
 
 
 @dataclass(slots=True)
@@ -58,6 +55,8 @@ class Record:
     schemas: dict[str, list[str]] = field(default_factory=dict)
     first_segment: int = 0
     """The store's first segment number: behind those of a deleted stream of this name."""
+    missing: bool = False
+    """There is none on disk: a stream of 0.1.0 that did without."""
     unsaved: bool = False
     """There is none on disk, or one without a checksum: to be written down at once."""
 
@@ -80,10 +79,8 @@ def read_record(disk: Disk, place: str) -> Record:
     try:
         data = disk.read(path)
     except FileNotFoundError:
-        if STORE not in disk.listdir(place):
-            return Record()  # a crash came before the stream was made
         if is_of_version_1(disk, f"{place}/{STORE}"):
-            return Record(unsaved=True)  # 0.1.0 took a missing one for the server's settings
+            return Record(missing=True, unsaved=True)  # 0.1.0 then took the server's settings
         raise StateCorrupt(
             f"{path} is missing: settings and subscribers' policies of the stream are not known."
             " Nothing was changed.",
@@ -95,10 +92,43 @@ def read_record(disk: Disk, place: str) -> Record:
     unsaved = "first_segment" not in body
     first = body.get("first_segment", 0)
     settings, subscribers, schemas = (body.get(name, {}) for name in SERVICE_VERSION_1)
-    kept = (settings, subscribers, schemas)
-    if not all(isinstance(part, dict) for part in kept) or type(first) is not int:
-        raise StateCorrupt(f"{path} holds values of the wrong kind.", file=path)
-    return Record(settings, subscribers, schemas, first, unsaved)
+    if not (
+        isinstance(settings, dict)
+        and _are_subscribers(subscribers)
+        and are_schemas(schemas)
+        and type(first) is int
+    ):
+        raise StateCorrupt(
+            f"{path} holds values of the wrong kind. Nothing was changed.", file=path
+        )
+    return Record(settings, subscribers, schemas, first, unsaved=unsaved)
+
+
+def _are_subscribers(found: object) -> bool:
+    """Whether these can be used: a file of 0.1.0 has no checksum that would say so."""
+    return isinstance(found, dict) and all(
+        isinstance(saved, dict)
+        and Policy.can_read(saved.get("policy", {}))
+        and _are_failures(saved.get("failures", []))
+        for saved in found.values()
+    )
+
+
+def _are_failures(found: object) -> bool:
+    return isinstance(found, list) and all(
+        isinstance(one, list) and [type(value) for value in one] == [int, int, int, str]
+        for one in found
+    )
+
+
+def keep_as_version_1(disk: Disk, place: str) -> None:
+    """Give a stream of 0.1.0 the file it lacks, durably, before its store is written to.
+
+    A store of this version without one is refused, and a crash may come at any time.  In the
+    form of 0.1.0: should the store be refused, that version can still read everything.
+    """
+    empty = {"v": 1, **{name: {} for name in SERVICE_VERSION_1}}
+    disk.replace(f"{place}/{SERVICE_FILE}", json.dumps(empty).encode())
 
 
 def write_record(disk: Disk, place: str, record: Record) -> None:
@@ -117,6 +147,8 @@ class Stream:
         *,
         disk: Disk,
         place: str,
+        failure_log: FailureLog,
+        failures: Table,
         delivery: DeliverySection,
         clock: Clock,
         bury: Bury,
@@ -128,8 +160,8 @@ class Stream:
         self._disk = disk
         self._place = place
         self._record = record
-        self._failure_log = FailureLog(disk, f"{place}/{FAILURES_FILE}")
-        self._failures = self._load_failures()
+        self._failure_log = failure_log
+        self._failures = failures
         self._default = Policy.default(delivery)
         self._clock = clock
         self._bury = bury
@@ -142,12 +174,6 @@ class Stream:
         if record.unsaved:
             self._move_failures()
             self.save()
-
-    def _load_failures(self) -> Table:
-        table, damaged = self._failure_log.load()
-        if damaged:
-            _log.error(FAILURES_DAMAGED, stream=self.name, lines=damaged)
-        return table
 
     def _move_failures(self) -> None:
         """Version 1 kept failed deliveries in ``service.json``."""
@@ -293,6 +319,10 @@ class Stream:
         """Whether data goes by time: then it must stay open to do so."""
         retention = self.store.config.retention
         return retention.max_age is not None or retention.keep_after_finish is not None
+
+    def redelivering(self) -> dict[str, int]:
+        """By subscriber, served or not: bundles that came back and have no outcome yet."""
+        return {name: len(self._failures.get(name, ())) for name in self.store.subscribers}
 
     def desks(self) -> dict[str, Desk]:
         """Subscribers that were served since it was opened."""

@@ -6,16 +6,20 @@
     root/streams/<name>/store/         the store (see quiver.engine)
     root/streams/<name>/service.json   its settings and its subscribers' policies
     root/streams/<name>/failures.log   failed deliveries of its bundles
-    root/trash/<name>.<random>/        deleted, being removed
+    root/trash/<name>.<random>/        being made, or deleted and being removed
     root/deleted.json                  where the numbers of a stream made again begin
+    root/deleted.kept                  says that there is such a file
 
 A stream is opened when somebody needs it and closed when nobody has for a while, or when
 another needs its place: any number of streams cost a bounded number of threads, files
 and bytes of memory.  All open ones share the threads of one
 :class:`~quiver.background.Background` and one :class:`~quiver.budget.DiskBudget`.
 
-A stream that can't be opened (a damaged log, or files of a newer Quiver) is marked and
-answers with the reason; the others never notice.
+A new stream is made in ``trash/`` and renamed to its place: after a crash it is there with its
+``service.json``, or not at all.
+
+A stream that can't be opened (a damaged log, files of a newer Quiver, or settings that this server
+doesn't take) is marked and answers with the reason; the others never notice.
 """
 
 from __future__ import annotations
@@ -33,19 +37,24 @@ from flight_service.protocol.errors import ServiceError
 from flight_service.server.claims import Bury
 from flight_service.server.deleted import DeletedStreams
 from flight_service.server.events import (
+    FAILURES_DAMAGED,
     STREAM_CLOSE_FAILED,
     STREAM_CLOSED,
     STREAM_CREATED,
     STREAM_DAMAGED,
     STREAM_DELETED,
+    STREAM_LEFT_OVER,
     STREAM_OPENED,
+    STREAM_REFUSED,
     TICK_FAILED,
     get_logger,
 )
+from flight_service.server.failures import FailureLog
 from flight_service.server.settings import Settings
 from flight_service.server.stream import (
     Record,
     Stream,
+    keep_as_version_1,
     read_record,
     write_record,
 )
@@ -53,15 +62,15 @@ from quiver.background import Background
 from quiver.budget import DiskBudget
 from quiver.clock import Clock
 from quiver.config import Config
-from quiver.disk.disk import Disk
+from quiver.disk.disk import TMP_SUFFIX, Disk
 from quiver.disk.lock import StoreLock
 from quiver.disk.posix import PosixDisk
 from quiver.engine import Store
-from quiver.errors import Damage, QuiverError, StorageFault, UnsupportedVersion
-from quiver.fsck.beside import STORE
+from quiver.errors import ConfigError, Damage, QuiverError, StorageFault, UnsupportedVersion
+from quiver.fsck.beside import FAILURES_FILE, STORE
 from quiver.ids import stream_name
 from quiver.memory import MemoryBudget
-from quiver.segment.unused import unused_segment
+from quiver.segment.unused import NUMBERS_SKIPPED, unused_segment
 
 STREAMS: Final = "streams"
 TRASH: Final = "trash"
@@ -70,6 +79,8 @@ TICK_SECONDS: Final = 0.1
 IDLE_TICK_SECONDS: Final = 2.0
 """Most time between two ticks when none is: only idle streams are left to be closed."""
 NEWER: Final = "unsupported_version"
+REFUSED: Final = "invalid_config"
+_STATES: Final = {NEWER: "newer", REFUSED: "refused"}
 DAMAGE_SECONDS: Final = 5.0
 """A damaged stream is not looked at again more often than this."""
 
@@ -106,6 +117,7 @@ class Streams:
             self._disk.mkdir(STREAMS)
             self._disk.mkdir(TRASH)
             self._disk.fsync_dir("")
+            self._remove_unmade()
             self._entries = {name: _Entry(name) for name in self._found()}
             self._deleted = DeletedStreams(self._disk, clock)
             self._empty_trash()
@@ -128,6 +140,13 @@ class Streams:
             with contextlib.suppress(QuiverError):
                 found.append(str(stream_name(name)))
         return found
+
+    def _remove_unmade(self) -> None:
+        """Remove directories that never became a stream: 0.1.0 made the directory first."""
+        for name in self._found():
+            if _is_unmade(os.path.join(self.root, STREAMS, name)):
+                shutil.rmtree(os.path.join(self.root, STREAMS, name), ignore_errors=True)
+                _log.warning(STREAM_LEFT_OVER, stream=name)
 
     def _empty_trash(self) -> None:
         for name in self._disk.listdir(TRASH):
@@ -173,7 +192,11 @@ class Streams:
             if entry.stream is not None:
                 return entry.stream
             now = self._clock.monotonic()
-            if entry.damage is not None and now - entry.damaged_at < DAMAGE_SECONDS:
+            if (
+                entry.damage is not None
+                and entry.damage.code != REFUSED
+                and now - entry.damaged_at < DAMAGE_SECONDS
+            ):
                 raise entry.damage
             self._make_place(entry)
             try:
@@ -183,6 +206,10 @@ class Streams:
                 entry.damaged_at = now
                 _log.error(STREAM_DAMAGED, stream=entry.name, code=error.code, error=str(error))
                 raise entry.damage from None
+            except ConfigError as error:
+                entry.damage = _refused(entry.name, error)
+                _log.error(STREAM_REFUSED, stream=entry.name, error=str(error))
+                raise entry.damage from None
             entry.damage = None
             return entry.stream
 
@@ -190,6 +217,13 @@ class Streams:
         place = f"{STREAMS}/{name}"
         record = read_record(self._disk, place)
         config = self.settings.store_config(record.settings)
+        # All that may refuse the stream is read before its store is opened, which changes it.
+        failure_log = FailureLog(self._disk, f"{place}/{FAILURES_FILE}")
+        failures, damaged = failure_log.load()
+        if damaged:
+            _log.error(FAILURES_DAMAGED, stream=name, lines=damaged)
+        if record.missing:
+            keep_as_version_1(self._disk, place)
         where = os.path.join(self.root, place, STORE)
         store = Store(
             Disk(PosixDisk(where)),
@@ -209,6 +243,8 @@ class Streams:
                 record,
                 disk=self._disk,
                 place=place,
+                failure_log=failure_log,
+                failures=failures,
                 delivery=self.settings.delivery,
                 clock=self._clock,
                 bury=self._bury,
@@ -278,14 +314,24 @@ class Streams:
                     f"there are {len(self._entries):,} streams, the limit.",
                     details={"limit": "server.max_streams"},
                 )
-            self._disk.mkdir(f"{STREAMS}/{name}")
             first = self._deleted.first_segment(name)
-            record = Record(settings=dict(settings or {}), first_segment=first)
-            write_record(self._disk, f"{STREAMS}/{name}", record)
-            self._disk.fsync_dir(STREAMS)
+            self._make(name, Record(settings=dict(settings or {}), first_segment=first))
             self._entries[name] = _Entry(name)
         _log.info(STREAM_CREATED, stream=name)
         return True
+
+    def _make(self, name: str, record: Record) -> None:
+        """Make a stream's directory with its record, whole or not at all."""
+        place, made = f"{STREAMS}/{name}", f"{TRASH}/{name}.{secrets.token_hex(8)}"
+        try:
+            self._disk.mkdir(made)
+            write_record(self._disk, made, record)
+            self._disk.rename(made, place)
+            made = place
+            self._disk.fsync_dir(STREAMS)
+        except BaseException:
+            shutil.rmtree(os.path.join(self.root, made), ignore_errors=True)
+            raise
 
     def _check_settings(self, settings: Mapping[str, Any] | None) -> Config:
         return self.settings.store_config(settings)
@@ -325,13 +371,15 @@ class Streams:
 
     def _move_to_trash(self, entry: _Entry, stream: Stream | None) -> str:
         place = f"{STREAMS}/{entry.name}"
+        first = self._deleted.first_segment(entry.name)  # refuses, if the list can't be written
         if stream is not None:
             entry.stream = None
             with contextlib.suppress(QuiverError):  # nothing of it is to be kept
                 stream.close()
             following = stream.store.next_segment
         else:
-            following = unused_segment(Disk(PosixDisk(os.path.join(self.root, place, STORE))))
+            unused = unused_segment(Disk(PosixDisk(os.path.join(self.root, place, STORE))))
+            following = max(unused, first + NUMBERS_SKIPPED)
         with self._lock:
             self._deleted.add(entry.name, following)
         aside = f"{TRASH}/{entry.name}.{secrets.token_hex(8)}"
@@ -348,12 +396,13 @@ class Streams:
             return sorted(self._entries)
 
     def state(self, name: str) -> str:
-        """``open``, ``closed``, ``damaged``, or ``newer``: written by a newer Quiver."""
+        """``open``, ``closed``, ``damaged``, ``newer`` (written by a newer Quiver) or ``refused``
+        (its settings)."""
         entry = self._entries.get(name)
         if entry is None:
             return "unknown"
         if entry.damage is not None:
-            return "newer" if entry.damage.code == NEWER else "damaged"
+            return _STATES.get(entry.damage.code, "damaged")
         return "closed" if entry.stream is None else "open"
 
     def damage(self) -> dict[str, str]:
@@ -361,6 +410,11 @@ class Streams:
         with self._lock:
             entries = list(self._entries.values())
         return {one.name: one.damage.message for one in entries if one.damage is not None}
+
+    @property
+    def problem(self) -> str | None:
+        """Why no stream can be created or deleted now."""
+        return self._deleted.problem
 
     def opened(self) -> list[Stream]:
         """Streams that are open now."""
@@ -434,12 +488,21 @@ class Streams:
 
 
 def _refused(name: str, error: QuiverError) -> ServiceError:
-    """Files of a newer Quiver are not damaged: the stream is refused under another code."""
-    newer = isinstance(error, UnsupportedVersion)
+    """Files of a newer Quiver and settings are no damage, and keep their own codes."""
+    damaged = not isinstance(error, UnsupportedVersion | ConfigError)
     return ServiceError(
-        NEWER if newer else "stream_damaged",
+        "stream_damaged" if damaged else error.code,
         f"the stream {name!r} can't be opened: {error}",
         details={"stream": name, "cause": error.code},
+    )
+
+
+def _is_unmade(directory: str) -> bool:
+    """Whether nothing was ever kept in a stream's directory: locks and half files don't count."""
+    return not any(
+        name != "LOCK" and not name.endswith(TMP_SUFFIX)
+        for _, _, files in os.walk(directory)
+        for name in files
     )
 
 

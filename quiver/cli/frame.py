@@ -140,14 +140,18 @@ def _code_of(error: QuiverError) -> int:
     return DAMAGED if isinstance(error, Damage) else FAILED
 
 
-class Result(Protocol):
+class MayBeNewer(Protocol):
+    """Says which files only a newer version can read."""
+
+    @property
+    def newer(self) -> tuple[str, ...]: ...
+
+
+class Result(MayBeNewer, Protocol):
     """What a tool found out about a store."""
 
     @property
     def sound(self) -> bool: ...
-
-    @property
-    def newer(self) -> tuple[str, ...]: ...
 
 
 def code_for(result: Result) -> int:
@@ -157,7 +161,7 @@ def code_for(result: Result) -> int:
     return OK if result.sound else DAMAGED
 
 
-def show_newer(result: Result) -> None:
+def show_newer(result: MayBeNewer) -> None:
     """Files that were skipped, and why."""
     if result.newer:
         out.print("[red]written by a newer Quiver[/red], so not read and left as it is:")
@@ -212,6 +216,17 @@ def stores(directory: Path) -> list[Store]:
             advice="Name the directory that has wal/ and segments/ in it, or the one above.",
         )
     return below
+
+
+def streams_without_store(root: Path, found: list[Store]) -> list[Path]:
+    """Streams of a server's root that nobody has used yet: they have settings and no data."""
+    used = {store.name for store in found}
+    below = sorted((root / "streams").iterdir())[:MAX_STORES]
+    return [path for path in below if path.name not in used and _has_files(path)]
+
+
+def _has_files(path: Path) -> bool:
+    return any(one.is_file() for one in path.rglob("*"))
 
 
 def _beside(path: Path, pattern: str) -> Disk | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from quiver.cli.frame import (
     DAMAGED,
+    NEWER,
     OK,
     AsJson,
     Directory,
@@ -19,11 +21,15 @@ from quiver.cli.frame import (
     over_all,
     print_json,
     reading,
+    show_newer,
     stores,
     told,
 )
 from quiver.clock import SystemClock
-from quiver.fsck.beside import check_stream, mend_stream
+from quiver.disk.disk import Disk
+from quiver.disk.lock import StoreLock
+from quiver.disk.posix import PosixDisk
+from quiver.fsck.beside import check_root, check_stream, far_behind, mend_root, mend_stream
 from quiver.fsck.mend import Mended, mend
 from quiver.fsck.repair import Action, Plan
 from quiver.fsck.verify import Beside
@@ -41,6 +47,9 @@ HELP = help_text(
 )
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do it.")]
+
+
+_NUMBERS = "Written anew; a stream that is made again begins far behind."
 
 
 def register(app: typer.Typer) -> None:
@@ -73,12 +82,40 @@ def _repair(directory: Directory, yes: Yes = False, as_json: AsJson = False) -> 
             "plan": [asdict(action) for action in (*plan.actions, *_actions(beside))],
             "done": None if mended is None else asdict(mended),
         }
+        if beside.newer:
+            return NEWER
         return OK if yes or not is_needed else DAMAGED
 
     code = over_all(found, work, quiet=as_json)
+    if found[0].beside is not None:
+        code = max(code, _repair_root(directory, answers, yes, quiet=as_json))
     if as_json:
         print_json(found, answers)
     return code
+
+
+def _repair_root(directory: Path, answers: dict[str, Any], yes: bool, *, quiet: bool) -> int:
+    """What a server keeps beside all of its streams."""
+    disk, clock = Disk(PosixDisk(directory)), SystemClock()
+    beside = check_root(disk)
+    if beside.newer and not quiet:
+        show_newer(beside)
+    if not beside.problems:
+        return NEWER if beside.newer else OK
+    actions = [Action(one.file, one.what, _NUMBERS) for one in beside.problems]
+    answers["."] = {"needed": True, "plan": [asdict(action) for action in actions], "done": None}
+    if not quiet:
+        bullets(action.describe() for action in actions)
+    if not yes:
+        return DAMAGED
+    lock = StoreLock.acquire(disk, clock, where=str(directory))
+    try:
+        kept = mend_root(disk, beside, far_behind(clock))
+    finally:
+        lock.release()
+    if not quiet:
+        bullets(f"kept beside the streams: {path}" for path in kept)
+    return OK
 
 
 def _actions(beside: Beside) -> list[Action]:
@@ -89,7 +126,10 @@ def _actions(beside: Beside) -> list[Action]:
 
 
 def _show_plan(store: Store, plan: Plan, beside: Beside, yes: bool) -> None:
+    show_newer(beside)
     if not plan.is_needed and not beside.problems:
+        if beside.newer:
+            return
         out.print("[green]sound[/green]: there is nothing to repair")
         return
     out.print(f"[red]damaged[/red]; this {'is' if yes else 'would be'} done:")

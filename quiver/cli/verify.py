@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -24,12 +23,13 @@ from quiver.cli.frame import (
     reading,
     show_newer,
     stores,
+    streams_without_store,
     told,
 )
 from quiver.disk.disk import Disk
 from quiver.disk.posix import PosixDisk
 from quiver.fsck.beside import check_root, check_stream
-from quiver.fsck.verify import Verdict, verify
+from quiver.fsck.verify import Beside, Verdict, verify
 from quiver.units import format_size
 
 HELP = help_text(
@@ -66,19 +66,23 @@ def _verify(directory: Directory, as_json: AsJson = False) -> int:
 
     code = over_all(found, work, quiet=as_json)
     if found[0].beside is not None:
-        code = max(code, _verify_root(directory, answers, quiet=as_json))
+        for stream in streams_without_store(directory, found):
+            beside = check_stream(Disk(PosixDisk(stream)))
+            code = max(code, _show_beside(stream.name, beside, answers, quiet=as_json))
+        beside = check_root(Disk(PosixDisk(directory)))
+        code = max(code, _show_beside(".", beside, answers, quiet=as_json))
     if as_json:
         print_json(found, answers)
     return code
 
 
-def _verify_root(directory: Path, answers: dict[str, Any], *, quiet: bool) -> int:
-    """What a server keeps beside all of its streams."""
-    beside = check_root(Disk(PosixDisk(directory)))
+def _show_beside(name: str, beside: Beside, answers: dict[str, Any], *, quiet: bool) -> int:
+    """Files of a server where there is no store: of a stream not used yet, or of the root."""
     if quiet and (beside.problems or beside.newer):
-        answers["."] = asdict(beside)
+        answers[name] = {"sound": False, **asdict(beside)}
     elif not quiet:
-        bullets([*(problem.describe() for problem in beside.problems), *beside.newer])
+        lines = [*(problem.describe() for problem in beside.problems), *beside.newer]
+        bullets(line if name == "." else f"{name}: {line}" for line in lines)
     if beside.newer:
         return NEWER
     return DAMAGED if beside.problems else OK

@@ -4,18 +4,26 @@ Written as one object::
 
     {"v": 2, "crc32": "8d3e1f02", "body": {...}}
 
-``crc32`` is the CRC-32 (IEEE) of the body as compact JSON with sorted keys, so white space
-and the order of keys don't count and every value does.  Version 1 was the body itself with
-``"v": 1`` among its fields and no checksum; it is read, and written again as version 2.
+``crc32`` is the CRC-32 (IEEE) of the version, a space, and the body as compact JSON with sorted
+keys, so white space and the order of keys don't count; every value does, and the version too.
+A newer version is believed unless the checksum holds for version 2: then a digit was changed.
+Version 1 was the body itself with ``"v": 1`` among its fields and no checksum; it is read, and
+written again as version 2.
 
-A file that grows has a title with its version, then a line for each JSON list: the CRC-32 of
-the rest of the line, a space, the list.
+A file that grows has a title, then a line for each JSON list::
+
+    quiver failures 1 6f0c2a11          name, version, CRC-32 of what is before it
+    9be1c5f0 ["exporter",3,17,2,"x"]    CRC-32 of the rest of the line, the list
+
+Every version keeps the form of the title, so a newer version is told from a changed digit.
+Lines are appended and synced.  A last line without its end was cut short by a crash, unless all
+of the line is there with another byte for its end: a crash leaves no such thing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from quiver.errors import StateCorrupt, UnsupportedVersion
@@ -28,7 +36,7 @@ _FIELDS: Final = {"v", "crc32", "body"}
 def encode_checked(body: Mapping[str, Any]) -> bytes:
     """The file's bytes."""
     text = _canonical(body)
-    return f'{{"v":{VERSION},"crc32":"{crc32(text.encode()):08x}","body":{text}}}\n'.encode()
+    return f'{{"v":{VERSION},"crc32":"{_crc_of_body(text)}","body":{text}}}\n'.encode()
 
 
 def decode_checked(data: bytes, file: str, *, version_1: Collection[str] = ()) -> dict[str, Any]:
@@ -45,6 +53,8 @@ def decode_checked(data: bytes, file: str, *, version_1: Collection[str] = ()) -
     if type(version) is not int or version < 1:
         raise _damaged(file, f"its version is {version!r}")
     if version > VERSION:
+        if _holds(document):
+            raise _damaged(file, f"it says version {version} and was written as {VERSION}")
         raise _newer(file, version, VERSION)
     if version == 1:
         if not version_1 or document.keys() - {"v", *version_1}:
@@ -53,23 +63,51 @@ def decode_checked(data: bytes, file: str, *, version_1: Collection[str] = ()) -
     body = document.get("body")
     if document.keys() != _FIELDS or not isinstance(body, dict):
         raise _damaged(file, "its fields are not those that were written")
-    if document["crc32"] != f"{crc32(_canonical(body).encode()):08x}":
+    if not _holds(document):
         raise _damaged(file, "its checksum disagrees")
     return body
 
 
+def _holds(document: Mapping[str, Any]) -> bool:
+    """Whether the checksum is that of our version, whatever version the file claims."""
+    body = document.get("body")
+    return isinstance(body, dict) and document.get("crc32") == _crc_of_body(_canonical(body))
+
+
+def _crc_of_body(text: str) -> str:
+    return f"{crc32(f'{VERSION} {text}'.encode()):08x}"
+
+
 def encode_title(title: str, version: int) -> bytes:
     """The first line of a file that grows."""
-    return f"{title} {version}\n".encode()
+    text = f"{title} {version}".encode()
+    return b"%s %08x\n" % (text, crc32(text))
 
 
-def check_title(line: bytes, title: str, version: int, file: str) -> None:
-    """Refuse what is another file, or one of a newer version."""
-    found = line.removeprefix(f"{title} ".encode())
-    if found == line or not found.isdigit():
-        raise _damaged(file, "it does not begin as such a file does")
-    if int(found) > version:
-        raise _newer(file, int(found), version)
+def decode_lines(
+    data: bytes, title: str, version: int, file: str
+) -> Iterator[tuple[int, list[Any] | None]]:
+    """The lines of a file that grows, by number; ``None``: not what was written.
+
+    Refuses a newer version.  A damaged title is line 1, the others are read all the same.
+    """
+    *lines, rest = data.split(b"\n")
+    if not _is_title(lines[0] if lines else rest, title, version, file):
+        yield 1, None
+    for number, line in enumerate(lines[1:], 2):
+        yield number, decode_line(line)
+    if lines and decode_line(rest[:-1]) is not None:  # only its end is not what was written
+        yield len(lines) + 1, None
+
+
+def _is_title(line: bytes, title: str, version: int, file: str) -> bool:
+    text, _, check = line.rpartition(b" ")
+    name, _, number = text.rpartition(b" ")
+    if check != b"%08x" % crc32(text) or name != title.encode() or not number.isdigit():
+        return False
+    if int(number) > version:
+        raise _newer(file, int(number), version)
+    return True
 
 
 def encode_line(values: Sequence[object]) -> bytes:

@@ -135,7 +135,7 @@ def test_any_change_of_the_service_file_is_noticed(make_server: MakeServer, tmp_
 
 def test_a_missing_service_file_is_noticed(make_server: MakeServer, tmp_path: Path) -> None:
     """Scenario: a stream's service file was deleted. Guarantee: refused, since settings and
-    policies are not known; a stream directory without a store is a new stream as ever."""
+    policies are not known; a directory with neither is no stream, and its name is free."""
     server = make_server()
     with connect(server) as client:
         put_slot(client, "a", [logs(1)])
@@ -144,6 +144,7 @@ def test_a_missing_service_file_is_noticed(make_server: MakeServer, tmp_path: Pa
     (streams / "a" / "service.json").unlink()
     (streams / "half-made").mkdir()
     with connect(make_server()) as client:
+        assert set(names(client)) == {"a"}
         error = fails("stream_damaged", put_slot, client, "a", [logs(2)])
         assert "missing" in error.message
         assert put_slot(client, "half-made", [logs(2)])[0]["status"] == "ok"

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from quiver.errors import QuiverError, StateCorrupt, UnsupportedVersion
-from quiver.format.checked_json import decode_checked, encode_checked
+from quiver.format.checked_json import (
+    decode_checked,
+    decode_lines,
+    encode_checked,
+    encode_line,
+    encode_title,
+)
 
 BODY: dict[str, Any] = {"settings": {"wal": {"max_size": "1GiB"}}, "n": [1, 2.5, None, "ü"]}
 
@@ -20,7 +26,8 @@ def test_what_was_written_is_read() -> None:
 
 def test_every_flipped_byte_is_noticed() -> None:
     """Scenario: each byte of the file is changed in each of its bits, version and digits
-    included. Guarantee: refused, or read as the very same values (white space)."""
+    included. Guarantee: refused as damaged, or read as the very same values (white space);
+    never taken for a newer version."""
     data = encode_checked(BODY)
     for at in range(len(data)):
         for bit in range(8):
@@ -28,7 +35,7 @@ def test_every_flipped_byte_is_noticed() -> None:
             damaged[at] ^= 1 << bit
             try:
                 found = decode_checked(bytes(damaged), "f", version_1=("settings", "n"))
-            except (StateCorrupt, UnsupportedVersion):
+            except StateCorrupt:
                 continue
             assert found == BODY
 
@@ -54,6 +61,40 @@ def test_a_newer_version_is_refused_by_name() -> None:
     """Scenario: a later Quiver wrote version 3. Guarantee: that is said, not damage."""
     with pytest.raises(UnsupportedVersion, match="version 3"):
         decode_checked(b'{"v":3,"crc32":"00000000","body":{}}', "f")
+
+
+LINES: list[list[Any]] = [["s", 0, 0, 1, "no"], ["t"], ["s", 0, 1, 2, ""]]
+
+
+def lines_of(data: bytes) -> list[tuple[int, list[Any] | None]]:
+    return list(decode_lines(data, "quiver failures", 1, "f"))
+
+
+def test_lines_are_read_and_every_flipped_bit_is_noticed() -> None:
+    """Scenario: each bit of a file of lines is flipped, its title and its last byte included.
+    Guarantee: damage is named, never a newer version, and costs at most two lines."""
+    data = encode_title("quiver failures", 1) + b"".join(map(encode_line, LINES))
+    assert lines_of(data) == list(enumerate(LINES, 2))
+    for at in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << bit
+            found = lines_of(bytes(damaged))
+            assert None in [values for _, values in found]
+            assert sum(values in LINES for _, values in found) >= len(LINES) - 2
+
+
+def test_a_last_line_cut_short_is_no_damage() -> None:
+    """Scenario: a crash leaves any part of the last line. Guarantee: the lines before it."""
+    whole = encode_title("quiver failures", 1) + encode_line(LINES[0])
+    for cut in range(len(last := encode_line(LINES[2]))):
+        assert lines_of(whole + last[:cut]) == [(2, LINES[0])]
+
+
+def test_a_newer_title_is_told_from_a_damaged_one() -> None:
+    """Scenario: a later Quiver wrote the title. Guarantee: refused by its version."""
+    with pytest.raises(UnsupportedVersion, match="version 2"):
+        lines_of(encode_title("quiver failures", 2))
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"[]", b"{}", b'{"v":"2"}', b'{"v":true}', b"\xff"])

@@ -16,7 +16,8 @@ from flight_service.server.failures import (
 from quiver import BundleRef
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
-from quiver.errors import StateCorrupt, UnsupportedVersion
+from quiver.errors import UnsupportedVersion
+from quiver.format.checked_json import encode_title
 
 PATH = "failures.log"
 A, B = BundleRef(3, 17), BundleRef(4, 0)
@@ -104,9 +105,31 @@ def test_a_failed_append_leaves_nothing_doubtful(disk: Disk) -> None:
     assert loaded(disk) == {"x": {A: Failure(2)}}
 
 
-def test_other_files_and_newer_versions_are_refused(disk: Disk) -> None:
-    """Scenario: another file, or one of a later version, lies there. Guarantee: said so."""
-    with pytest.raises(StateCorrupt):
-        decode_failures(b"something else\n", PATH)
+def test_a_damaged_title_costs_no_count(disk: Disk) -> None:
+    """Scenario: each byte of the title is flipped. Guarantee: reported as line 1, the counts are
+    read, and the next save writes the file anew."""
+    log = FailureLog(disk, PATH)
+    log.save([], {"x": {A: Failure(1), B: Failure(2)}})
+    data = disk.read(PATH)
+    for at in range(data.index(b"\n")):
+        flipped = bytearray(data)
+        flipped[at] ^= 0x02
+        disk.replace(PATH, bytes(flipped))
+        damaged = FailureLog(disk, PATH)
+        assert damaged.load() == ({"x": {A: Failure(1), B: Failure(2)}}, [1])
+        damaged.save([], {"x": {A: Failure(1), B: Failure(2)}})
+        assert disk.read(PATH) == data
+
+
+def test_a_flipped_last_byte_is_no_torn_write(disk: Disk) -> None:
+    """Scenario: the end of the last line, which was synced, is flipped. Guarantee: reported."""
+    FailureLog(disk, PATH).save([], {"x": {A: Failure(1), B: Failure(2)}})
+    data = disk.read(PATH)
+    table, _, damaged = decode_failures(data[:-1] + b"\x0b", PATH)
+    assert (table, damaged) == ({"x": {A: Failure(1)}}, [3])
+
+
+def test_newer_versions_are_refused(disk: Disk) -> None:
+    """Scenario: a file of a later version lies there. Guarantee: said so."""
     with pytest.raises(UnsupportedVersion, match="version 2"):
-        decode_failures(b"quiver failures 2\n", PATH)
+        decode_failures(encode_title("quiver failures", 2), PATH)
