@@ -36,6 +36,7 @@ VERIFY_DAMAGED: Final = 2
 UNTAKEN: Final = 12
 """Refused puts after which a disk counts as full."""
 IDLE_CONNECTIONS: Final = 160
+MORE_MEMORY: Final = (0, 256 << 10, 1 << 20, 4 << 20)
 KEPT_BACK: Final = 40
 """Descriptors that the server keeps for stores: connections don't get them."""
 NEIGHBOUR: Final = "neighbour"
@@ -319,6 +320,33 @@ def _connect_idly(stage: Stage) -> None:
     except OSError:
         return
     stage.connections.append(one)
+
+
+# Memory
+
+
+def squeeze_memory(stage: Stage, chance: Random) -> None:
+    """The server gets hardly more memory than it has: what it does not get, it does without.
+
+    It may end for want of it, as the kernel might end it: then it is started again.
+    """
+    before = stage.said("MemoryError") + stage.said("malloc of size")
+    if not stage.server.limit_memory(chance.choice(MORE_MEMORY)):
+        stage.cannot("no limit of memory can be set for another process here")
+        return
+    stage.trouble("memory limit")
+    held = _hold(stage, chance.sample(SUBSCRIBERS, 2))
+    stage.await_puts(chance.randint(60, 200), 4.0)
+    _release(stage, held)
+    stage.pass_time(chance.uniform(0.0, 1.0))
+    if not stage.server.running:
+        stage.trouble(SQUEEZED, ended=True)
+        stage.kill()
+        bring_up(stage)
+        return
+    stage.server.free_memory()
+    if stage.said("MemoryError") + stage.said("malloc of size") > before:
+        stage.trouble(SQUEEZED)
 
 
 # Clock

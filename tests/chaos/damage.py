@@ -26,6 +26,7 @@ PROGRESS: Final = "quiver.sub."
 SALT_AT: Final = 48
 UNKNOWN_ENTRY: Final = 120
 LOG_HEAD: Final = 64
+LOG_VERSION: Final = 2
 LOG_VERSION_AT: Final = 10
 STATE_VERSION_AT: Final = 8
 SEGMENT_VERSION_BEFORE_END: Final = 50
@@ -99,10 +100,7 @@ def cut_segment(store: Path, chance: Random) -> Told | None:
 
 
 def flip_log(store: Path, chance: Random) -> Told | None:
-    """One bit of a bundle in a closed log file.
-
-    Not in the active one: damage to its last entries can't be told from a torn write.
-    """
+    """One bit of a bundle in a closed log file."""
     found = sorted(store.glob("wal/quiver.wal.[0-9]*"))
     if not found:
         return None
@@ -138,11 +136,66 @@ def flip_state(store: Path, chance: Random) -> Told | None:
     return {"how": f"a bit at {at}", "file": path.name, "segment": None, "also": also}
 
 
+def flip_active_log(store: Path, chance: Random) -> Told | None:
+    """One bit of a bundle in the log that is written to, where a later entry proves it.
+
+    Not in its last group: that can't be told from a write that never finished.
+    """
+    path = store / "wal" / "quiver.wal"
+    data = path.read_bytes() if path.exists() else b""
+    entries = _entries(data)
+    proved = max((synced for *_, synced in entries), default=0)
+    marks = [
+        mark
+        for start, end, sequence, _ in entries
+        if sequence < proved
+        for mark in IN_FILE.finditer(data, start, end)
+    ]
+    if not marks:
+        return None
+    _flip(path, chance.choice(marks).start(1), 1)
+    return {"how": "a bit of a proved entry", "file": path.name, "segment": None}
+
+
+def flip_keys(store: Path, chance: Random) -> Told | None:
+    """One bit of a file of keys: a repeat of what it names may be stored again."""
+    found = sorted(store.glob("keys/[0-9]*"))
+    if not found:
+        return None
+    return _flip_any(chance.choice(found), chance, also={"what": "keys_lost"})
+
+
+def flip_floor(store: Path, chance: Random) -> Told | None:
+    """One bit of the floor: numbers that were used must not be given out again for it."""
+    path = store / "segments" / "quiver.segment.seq"
+    return _flip_any(path, chance) if path.exists() else None
+
+
+def flip_stage(store: Path, chance: Random) -> Told | None:
+    """One bit of a file of a transaction that is not committed: it is refused, or on record."""
+    found = sorted(store.glob("stages/*.qstage"))
+    return _flip_any(chance.choice(found), chance) if found else None
+
+
+def _flip_any(path: Path, chance: Random, **more: Any) -> Told | None:
+    size = path.stat().st_size
+    if not size:
+        return None
+    at = chance.randrange(size)
+    _writable(path)
+    _flip(path, at, 1 << chance.randrange(8))
+    return {"how": f"a bit at {at}", "file": path.name, "segment": None, **more}
+
+
 AT_REST: Final[tuple[tuple[Damager, int], ...]] = (
     (flip_values, 8),
     (flip_segment, 3),
     (cut_segment, 2),
     (flip_log, 3),
+    (flip_active_log, 2),
+    (flip_keys, 1),
+    (flip_floor, 1),
+    (flip_stage, 1),
     (flip_progress, 1),
     (flip_state, 1),
 )
@@ -199,10 +252,28 @@ def newer_entry(store: Path, chance: Random) -> Path | None:
     if not path.exists():
         return None
     data = bytearray(path.read_bytes())
-    if _U16.unpack_from(data, LOG_VERSION_AT)[0] != 2:
+    entries = _entries(data)
+    if not entries:
         return None
+    start, at, *_ = entries[-1]
     salt = zlib.crc32(data[SALT_AT : SALT_AT + 4])
-    at, last = LOG_HEAD, None
+    _, ts, sequence, _, marker, _, store_ts = _ENTRY.unpack_from(data, start + 4)
+    fields = (UNKNOWN_ENTRY, ts, sequence + 1, 0, marker, sequence + 1, store_ts)
+    body = bytearray(_ENTRY.pack(*fields))
+    entry = _U32.pack(len(body)) + body + _U32.pack(zlib.crc32(body, salt))
+    data[at : at + len(entry)] = entry
+    path.write_bytes(data)
+    return path
+
+
+def _entries(data: bytes | bytearray) -> list[tuple[int, int, int, int]]:
+    """The whole entries of a log file: where they begin and end, their sequence, and which
+    sequence they prove to be the first that was not synced before them."""
+    if len(data) < LOG_HEAD or _U16.unpack_from(data, LOG_VERSION_AT)[0] != LOG_VERSION:
+        return []
+    salt = zlib.crc32(data[SALT_AT : SALT_AT + 4])
+    at = LOG_HEAD
+    found: list[tuple[int, int, int, int]] = []
     while at + 8 <= len(data):
         (length,) = _U32.unpack_from(data, at)
         body = data[at + 4 : at + 4 + length]
@@ -210,17 +281,10 @@ def newer_entry(store: Path, chance: Random) -> Path | None:
             break
         if _U32.unpack_from(data, at + 4 + length)[0] != zlib.crc32(body, salt):
             break
-        last = _ENTRY.unpack_from(body)
+        _, _, sequence, _, _, synced, _ = _ENTRY.unpack_from(body)
+        found.append((at, at + 8 + length, sequence, synced))
         at += 8 + length
-    if last is None:
-        return None
-    _, ts, sequence, _, marker, _, store_ts = last
-    fields = (UNKNOWN_ENTRY, ts, sequence + 1, 0, marker, sequence + 1, store_ts)
-    body = bytearray(_ENTRY.pack(*fields))
-    entry = _U32.pack(len(body)) + body + _U32.pack(zlib.crc32(body, salt))
-    data[at : at + len(entry)] = entry
-    path.write_bytes(data)
-    return path
+    return found
 
 
 NEWER: Final[tuple[Callable[[Path, Random], Path | None], ...]] = (

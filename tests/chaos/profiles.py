@@ -108,9 +108,9 @@ PROFILES: Final[dict[str, Profile]] = {
         ),
         Profile(
             "memory",
-            "little memory for bundles and stages",
-            ((acts.nothing, 1), (acts.hold_subscriber, 2), (acts.kill, 2)),
-            ("killed",),
+            "a limit of memory for the running server, little for bundles and stages",
+            ((acts.squeeze_memory, 3), (acts.hold_subscriber, 1), (acts.kill, 1)),
+            ("memory limit",),
             settings={
                 "server.memory": "1MiB",
                 "transactions.max_memory": "16KiB",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 from collections.abc import Callable, Mapping
@@ -57,6 +58,27 @@ class Server:
             return 0 if self.process is None else len(os.listdir(f"/proc/{self.process.pid}/fd"))
         except FileNotFoundError:
             return 0
+
+    def limit_memory(self, more: int) -> bool:
+        """Let it have so many bytes more than it has now, and no more; whether that worked."""
+        if self.process is None:
+            return False
+        pid = self.process.pid
+        try:
+            status = Path(f"/proc/{pid}/status").read_text()
+            (held,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmData")]
+            _, most = resource.prlimit(pid, resource.RLIMIT_DATA)
+            resource.prlimit(pid, resource.RLIMIT_DATA, (int(held) * 1024 + more, most))
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def free_memory(self) -> None:
+        """Take the limit away."""
+        if self.process is not None:
+            with contextlib.suppress(OSError):
+                _, most = resource.prlimit(self.process.pid, resource.RLIMIT_DATA)
+                resource.prlimit(self.process.pid, resource.RLIMIT_DATA, (most, most))
 
     def kill(self) -> None:
         """kill -9."""
