@@ -14,7 +14,7 @@ from structlog.stdlib import BoundLogger
 
 from quiver import metrics as m
 from quiver.budget import DiskBudget
-from quiver.clock import Clock, StoreTimes
+from quiver.clock import Clock
 from quiver.config import Config
 from quiver.delivery import Delivery
 from quiver.disk.descriptors import DESCRIPTORS
@@ -85,7 +85,7 @@ def assemble(
     """Make every part and introduce them."""
     lock = threading.Lock()
     segments = recovered.segments
-    times = StoreTimes(clock, recovered.mark, recovered.last_ts)
+    times = recovered.times
     wal = None
     if config.durability == "wal":
         wal = WalWriter(

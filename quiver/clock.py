@@ -9,7 +9,8 @@ store time       what ages count in: keys, committed versions, stages, retention
                  the monotonic clock while the store is open; at an open it is moved on by
                  what the wall clock says has passed, one hour at most at once
 ingestion time   what a bundle is stamped with: the wall clock.  A jump is believed once it
-                 has lasted for :data:`PATIENCE` seconds
+                 has lasted for :data:`PATIENCE` seconds; one back for as long in store time,
+                 which adds up over opens
 ===============  ==========================================================================
 
 Neither drives order: order is the sequence.
@@ -84,7 +85,8 @@ class StoreTimes:
     """Store time and ingestion time of one open store.
 
     ``mark`` is the newest pair that was recorded before, ``last_ns`` the newest ingestion
-    time; a new store has neither.  :meth:`now_ns` may be called from any thread;
+    time; a new store has neither.  ``behind_ns`` is the store time at which the wall clock was
+    first seen behind ``last_ns``, if it was.  :meth:`now_ns` may be called from any thread;
     :meth:`look` and :meth:`stamp` by one at a time.
 
     What an open does not credit at once (the store was closed for two days, says the wall
@@ -92,7 +94,13 @@ class StoreTimes:
     believed.
     """
 
-    def __init__(self, clock: Clock, mark: TimeMark | None = None, last_ns: int = 0) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        mark: TimeMark | None = None,
+        last_ns: int = 0,
+        behind_ns: int | None = None,
+    ) -> None:
         self._clock = clock
         self._wall = wall = clock.now_ns()
         self._mono = mono = clock.monotonic()
@@ -110,7 +118,9 @@ class StoreTimes:
         self.last_ns = last_ns
         """The newest ingestion time given out."""
         self._stamped = mono
-        self._behind_since: float | None = None
+        self.behind_ns = behind_ns
+        """Store time since which the wall clock is behind ``last_ns``."""
+        self._note_behind()
 
     def now_ns(self) -> int:
         """Store time."""
@@ -119,6 +129,17 @@ class StoreTimes:
     def mark(self) -> TimeMark:
         """For the checkpoint."""
         return TimeMark(self.now_ns(), self._clock.now_ns())
+
+    def record(self) -> dict[str, int]:
+        """All that the next open needs, for the checkpoint."""
+        behind = {} if self.behind_ns is None else {"behind_ns": self.behind_ns}
+        return {**self.mark()._asdict(), **behind}
+
+    def _note_behind(self) -> None:
+        if self._wall >= self.last_ns:
+            self.behind_ns = None
+        elif self.behind_ns is None:
+            self.behind_ns = self.now_ns()
 
     def look(self) -> bool:
         """Compare the clocks; whether the wall clock has jumped since the last look."""
@@ -134,20 +155,20 @@ class StoreTimes:
         elif self._owed and (mono - self._undisturbed_since) * _NS >= self._owed:
             self._base += self._owed
             self._owed = 0
+        self._note_behind()
         return jumped
 
     def stamp(self) -> int:
         """The ingestion time of a bundle.
 
         After a jump forward time goes on by the monotonic clock until the jump is believed;
-        after one back it stands still, for :data:`PATIENCE` seconds at most, and then goes
-        back: a clock that was wrong for days must not be wrong for days more.
+        after one back it stands still, for :data:`PATIENCE` seconds at most, over all opens,
+        and then goes back: a clock that was wrong for days must not be wrong for days more.
         """
         self.look()
         wall, mono = self._wall, self._mono
         elapsed, self._stamped = mono - self._stamped, mono
-        if wall >= self.last_ns:
-            self._behind_since = None
+        if self.behind_ns is None:
             step = (wall - self.last_ns) / _NS - elapsed
             believed = mono - self._undisturbed_since >= PATIENCE or not self.jumps
             if believed or not self.last_ns or step <= TOLERANCE + DRIFT * elapsed:
@@ -155,9 +176,7 @@ class StoreTimes:
             else:
                 self.last_ns += int(elapsed * _NS)
             return self.last_ns
-        if self._behind_since is None:
-            self._behind_since = mono
-        elif mono - self._behind_since >= PATIENCE:
-            self._behind_since = None
+        if self.now_ns() - self.behind_ns >= PATIENCE * _NS:
+            self.behind_ns = None
             self.last_ns = wall
         return self.last_ns

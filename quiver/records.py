@@ -59,7 +59,7 @@ class Records:
                     self._state,
                     through=through,
                     last_ts=parts.ingest.last_ts,
-                    store_time=parts.ingest.times.mark()._asdict(),
+                    store_time=parts.ingest.times.record(),
                     slots={name: slot for slot, name in parts.slots.names.items()},
                     transactions=parts.ingest.transactions.snapshot(through),
                 )
@@ -140,7 +140,7 @@ class Records:
         )
         return (
             parts.ledger.dirty
-            or parts.ingest.last_ts > self._state.last_ts
+            or parts.ingest.last_ts != self._state.last_ts  # it goes back after a clock's jump
             or self.lacks_names
             or any(one is not None and one >= self._state.through for one in newest)
         )

@@ -42,7 +42,7 @@ from functools import cache
 
 from quiver.adoption import adopt
 from quiver.bundle import SlotTable
-from quiver.clock import Clock, TimeMark
+from quiver.clock import TOLERANCE, Clock, StoreTimes, TimeMark
 from quiver.config import Config
 from quiver.contradictions import contradictions, known_sequence
 from quiver.disk import quarantine
@@ -126,9 +126,7 @@ class Recovered:
     floor: Floor
     state: Checkpoint
     next_sequence: int
-    last_ts: int
-    mark: TimeMark | None
-    """Store time and wall clock at the newest moment that something recorded."""
+    times: StoreTimes
     log: LogStart
     report: Report = field(default_factory=Report)
 
@@ -230,6 +228,8 @@ class _Recovery:
         floor = self._floor(found)
         if self._without_log and found.log.files and not found.log.foreign:
             state, floor = self._end_log(found, (window, transactions, ledger), floor)
+        times = self._times(found)
+        state = self._keep_behind(state, times, ledger)
         return Recovered(
             segments=self._segments,
             registry=registry,
@@ -241,8 +241,7 @@ class _Recovery:
             floor=floor,
             state=state,
             next_sequence=log.next_sequence,
-            last_ts=self._last_ts(found),
-            mark=self._time_mark(found),
+            times=times,
             log=log,
             report=Report(
                 bundles_replayed=found.replay.bundles,
@@ -521,11 +520,61 @@ class _Recovery:
             for info in self._segments.infos()
             if info.last_store_ts is not None and info.last_ts is not None
         ]
-        return max(marks, default=None)
+        newest = max(marks, default=None)
+        if newest is not None and self._known_behind(found) is not None:
+            # Stamps stand still since the checkpoint, and say nothing about the wall clock.
+            wall = known["wall_ns"] + max(0, newest.store_ns - known["store_ns"])
+            newest = TimeMark(newest.store_ns, wall)
+        return newest
 
     def _last_ts(self, found: Findings[Replay]) -> int:
-        last = (info.last_ts for info in self._segments.infos() if info.last_ts is not None)
-        return max([found.basics.known_state.last_ts, found.log.last_ts_ns, *last])
+        """The newest ingestion time: that of the newest record, by sequence.
+
+        Not the latest of all: after a jump of the clock that was believed and then set right,
+        older records are ahead.  Of a segment only the latest is known, so where the log or
+        the checkpoint has the same sequence, they are asked first.
+        """
+        state, stamped = found.basics.known_state, found.replay.stamped
+        last = [
+            (-1 if info.last_sequence is None else info.last_sequence, 0, info.last_ts)
+            for info in self._segments.infos()
+            if info.last_ts is not None
+        ]
+        last.append((state.through - 1, 1, state.last_ts))
+        if found.log.foreign:
+            last.append((found.log.next_sequence - 1, 2, found.log.last_ts_ns))
+        elif stamped is not None:
+            last.append((stamped.sequence, 2, stamped.ingestion_ts_ns))
+        return max(last)[2]
+
+    def _known_behind(self, found: Findings[Replay]) -> int | None:
+        """Store time at which the wall clock was first seen behind the newest stamp."""
+        state = found.basics.known_state
+        return state.store_time.get("behind_ns") if state.last_ts == self._last_ts(found) else None
+
+    def _times(self, found: Findings[Replay]) -> StoreTimes:
+        behind = self._known_behind(found)
+        return StoreTimes(self._clock, self._time_mark(found), self._last_ts(found), behind)
+
+    def _keep_behind(self, state: Checkpoint, times: StoreTimes, ledger: Ledger) -> Checkpoint:
+        """Write down that the wall clock is behind, at once: short-lived processes would never
+        wait long enough for it to be believed, each on its own."""
+        known = (state.store_time.get("behind_ns"), state.last_ts)
+        is_behind = times.last_ns - self._clock.now_ns() > TOLERANCE * 1e9
+        if not is_behind or known == (times.behind_ns, times.last_ns):
+            return state
+        kept = replace(
+            state,
+            last_ts=times.last_ns,
+            store_time=times.record(),
+            losses=ledger.losses,
+            loss_totals=ledger.totals,
+        )
+        try:
+            self._disk.replace(STATE_NAME, encode_state(kept))
+        except StorageFull:  # it is wrong for a minute more
+            return state
+        return kept
 
     def _log_start(self, found: Findings[Replay]) -> LogStart:
         start = found.log.start()

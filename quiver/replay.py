@@ -115,6 +115,8 @@ class LogVisitor:
         """The slots that have a name by now, as a bitmap: most bundles need not be asked."""
         self.commits: list[Commit] = []
         self._newest: LogEntry | None = None
+        self.stamped: LogEntry | None = None
+        """The newest bundle or commit: what has an ingestion time of its own."""
 
     @property
     def mark(self) -> TimeMark | None:
@@ -128,6 +130,7 @@ class LogVisitor:
     def __call__(self, entry: LogEntry) -> None:
         self._newest = entry
         if entry.is_bundle:
+            self.stamped = entry
             if entry.slots & ~self._named:
                 for slot, name in entry.slot_names().items():
                     self._name(slot, name)
@@ -135,6 +138,7 @@ class LogVisitor:
         elif (named := entry.slot_name()) is not None:
             self._name(*named)
         elif (commit := entry.commit()) is not None:
+            self.stamped = entry
             self.commits.append(commit)
 
     def _name(self, slot: int, name: str) -> None:

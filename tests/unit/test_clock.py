@@ -208,3 +208,18 @@ def test_the_system_clock_is_the_systems() -> None:
     clock = SystemClock()
     assert clock.now_ns() > 1_600_000_000 * 10**9
     assert clock.monotonic() <= clock.monotonic()
+
+
+def test_patience_adds_up_over_opens(clock: ManualClock) -> None:
+    """Scenario: the clock was two days ahead and is right again; the store is opened anew every
+    20 seconds. Guarantee: stamps stand still for the time of patience in all, and are the wall
+    clock's from then on."""
+    ahead = clock.now_ns() + int(2 * DAY) * NS
+    times = StoreTimes(clock, TimeMark(ahead, ahead), ahead)
+    stamps = []
+    for _ in range(6):
+        stamps.append(times.stamp() == clock.now_ns())
+        clock.advance(PATIENCE / 3)
+        times = StoreTimes(clock, times.mark(), times.last_ns, times.record().get("behind_ns"))
+    assert stamps == [False, False, False, True, True, True]
+    assert "behind_ns" not in times.record()

@@ -150,3 +150,50 @@ def test_the_lag_is_never_negative(world: World) -> None:
     reader = world.store.subscribe("r")
     world.clock.jump(-100)
     assert reader.lag().age_seconds == 0.0
+
+
+@pytest.mark.parametrize("durability", ["wal", "segment_only"])
+@pytest.mark.parametrize("end", ["restart", "kill"])
+def test_short_lived_processes_come_back_to_the_wall_clock(end: str, durability: str) -> None:
+    """Scenario: a store is opened and written to while the clock is two days ahead; it is set
+    right, and from then on a process runs every hour, for a second. Guarantee: the first one's
+    time does not go back; from the second one on it is the wall clock's."""
+    world = World(durability=durability)
+    world.sealed(0)
+    world.clock.jump(2 * DAY)
+    getattr(world, end)()
+    [ahead] = world.sealed(1)
+    last = world.store.meta(ahead).ingestion_ts_ns
+    world.clock.jump(-2 * DAY)
+    getattr(world, end)()
+    for run in range(4):
+        receipt = world.put(10 + run)
+        world.store.flush()
+        stamp = receipt.wait().ingestion_ts_ns
+        assert stamp == (world.clock.now_ns() if run else last)
+        world.clock.advance(1.0)
+        getattr(world, end)()
+        world.clock.advance(3600.0)
+        getattr(world, end)()
+
+
+@pytest.mark.parametrize("end", ["restart", "kill"])
+def test_a_correction_outlives_a_restart(world: World, end: str) -> None:
+    """Scenario: the clock is two days ahead for long enough to be believed, then right for long
+    enough; segments have times of both. Guarantee: an open does not go back to the later one."""
+    world.put(0).wait()
+    world.clock.jump(2 * DAY)
+    world.put(1).wait()
+    world.clock.advance(90.0)
+    world.put(2).wait()
+    world.clock.jump(-2 * DAY)
+    world.put(3).wait()
+    world.clock.advance(61.0)
+    assert world.put(4).wait().ingestion_ts_ns == world.clock.now_ns()
+    world.store.flush()
+    for _ in range(2):
+        getattr(world, end)()
+        world.clock.advance(1.0)
+        assert world.put(5).wait().ingestion_ts_ns == world.clock.now_ns()
+        world.store.flush()
+        world.store.maintain()
