@@ -37,7 +37,10 @@ import pyarrow.compute as pc
 from blake3 import blake3
 from pyarrow import types
 
-from quiver.errors import InvalidBundle
+from quiver.errors import (
+    InvalidBundle,
+    check_memory,
+)
 from quiver.format.crc import Bytes
 from quiver.format.record import EncodedSlot
 
@@ -72,6 +75,7 @@ def hash_content(slots: Iterable[tuple[EncodedSlot, pa.RecordBatch]]) -> bytes:
             for column in batch.columns:
                 _add(update, column)
     except _ARROW_ERRORS as error:
+        check_memory(error)
         raise InvalidBundle(f"a column is not valid Arrow data: {error}") from None
     return blake3(b"".join(parts)).digest()
 

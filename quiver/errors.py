@@ -207,6 +207,20 @@ class OutOfResources(Busy):
     fault = Fault.OPERATOR
 
 
+def check_memory(error: BaseException) -> None:
+    """Raise :class:`OutOfResources` for a lack of memory.
+
+    Arrow raises it with the same base class as errors about the data; it says nothing about them,
+    so it must not be taken for damage or for a bad bundle.
+    """
+    if isinstance(error, MemoryError):
+        raise OutOfResources(
+            "the process has not enough memory for this.",
+            advice="Try again; give it more memory, or lower the limits that it works with.",
+            op="memory",
+        ) from error
+
+
 class StoreClosed(Busy):
     code = "store_closed"
     fault = Fault.CALLER

@@ -16,7 +16,11 @@ import pyarrow.flight as flight
 
 from flight_service.protocol.errors import ServiceError, to_flight
 from flight_service.server.events import CALL_FAILED, get_logger
-from quiver.errors import QuiverError
+from quiver.errors import (
+    OutOfResources,
+    QuiverError,
+    check_memory,
+)
 
 _log = get_logger()
 # Absolute paths and the like are the operator's, not the caller's.
@@ -27,6 +31,10 @@ def service_error(error: BaseException, where: str = "") -> ServiceError:
     """Any exception as an error for the wire; the unforeseen is logged here."""
     if isinstance(error, ServiceError):
         return error
+    try:
+        check_memory(error)
+    except OutOfResources as lack:
+        error = lack
     if isinstance(error, QuiverError):
         return ServiceError(
             error.code, str(error), retryable=error.retryable, details=_plain(error.details)

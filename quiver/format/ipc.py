@@ -18,7 +18,11 @@ from typing import Final
 import pyarrow as pa
 from blake3 import blake3
 
-from quiver.errors import InvalidBundle, LimitExceeded
+from quiver.errors import (
+    InvalidBundle,
+    LimitExceeded,
+    check_memory,
+)
 from quiver.format import message as msg
 from quiver.format.crc import crc32
 from quiver.format.flatbuf import FlatbufferError
@@ -112,6 +116,7 @@ class EncodedBatch:
                     return reader.read_next_batch()
             return pa.ipc.read_record_batch(align(self.batch), self.schema.schema)
         except (*_ARROW_ERRORS, StopIteration) as error:
+            check_memory(error)
             raise InvalidBundle(f"a batch can't be decoded: {error}") from None
 
     def _whole_stream(self) -> pa.Buffer:
@@ -125,6 +130,7 @@ def schema_message(batch: pa.RecordBatch) -> SchemaMessage:
     try:
         return SchemaMessage.of(batch.schema)
     except _ARROW_ERRORS as error:
+        check_memory(error)
         raise InvalidBundle(f"a batch can't be encoded: {error}") from None
 
 
@@ -142,6 +148,7 @@ def encode_batch(batch: pa.RecordBatch, schema: SchemaMessage | None = None) -> 
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
     except _ARROW_ERRORS as error:
+        check_memory(error)
         raise InvalidBundle(f"a batch can't be encoded: {error}") from None
     return _Stream(sink.getvalue()).encoded()
 
@@ -171,6 +178,7 @@ def parse_stream(
         encoded = stream.encoded()
         return encoded if stream.fits_a_file else encode_batch(encoded.decode())
     except _ARROW_ERRORS as error:
+        check_memory(error)
         raise InvalidBundle(f"not an Arrow IPC stream with one batch: {error}.") from None
 
 
