@@ -19,6 +19,7 @@ from quiver.segment.info import SegmentInfo
 from quiver.survey import Basics
 from quiver.wal.contents import LogDamage
 from quiver.wal.files import ACTIVE
+from quiver.wal.reader import behind_gaps
 
 
 def contradictions(found: Found, fates: Mapping[int, SegmentFate]) -> Iterator[Damage]:
@@ -80,8 +81,9 @@ def missing_from_log(found: Found) -> Iterator[LogDamage]:
     if floor.has_log and first is not None and first > floor.log_first:
         reason = "the log's oldest file is missing"
         yield LogDamage(log.files[0].path, 0, floor.log_first, first, reason)
-    known = known_sequence(found.basics, found.files.infos.values())
-    if log.next_sequence < known:
+    known = durable_before(found.basics, found.files.infos.values())
+    gaps = [gap.sequences for gap in found.basics.known_state.gaps]
+    if behind_gaps(log.next_sequence, gaps) < known:
         last = log.files[-1]
         yield LogDamage(last.path, last.end, log.next_sequence, known, "the log's end is missing")
 
@@ -100,17 +102,23 @@ def _log_behind_progress(found: Found, fates: Mapping[int, SegmentFate]) -> Iter
             "a subscriber",
         )
         yield _short_log(
-            f"the log's end is missing: {name} was shown {fate.count or 0:,} bundles of segment"
+            f"the log's end is missing: {name} was shown {fate.count:,} bundles of segment"
             f" {fate.seq}, and there are {len(fate.readable):,}.",
             found.log.files[-1].path,
         )
 
 
-def known_sequence(basics: Basics, segments: Iterable[SegmentInfo]) -> int:
-    """Every sequence below this was durable once, by what checkpoint and segments say."""
+def durable_before(basics: Basics, segments: Iterable[SegmentInfo]) -> int:
+    """Every sequence below this was durable once, or is in a gap, by what checkpoint and
+    segments say."""
     last = [info.last_sequence for info in segments if info.last_sequence is not None]
+    return max(basics.known_state.through, max(last, default=-1) + 1)
+
+
+def known_sequence(basics: Basics, segments: Iterable[SegmentInfo]) -> int:
+    """No sequence from this one on was ever given out, by what checkpoint and segments say."""
     gaps = [gap.sequences[1] for gap in basics.known_state.gaps]
-    return max([basics.known_state.through, max(last, default=-1) + 1, *gaps])
+    return max([durable_before(basics, segments), *gaps])
 
 
 def _short_log(what: str, file: str) -> WalCorrupt:

@@ -54,14 +54,13 @@ class Fate(StrEnum):
 class SegmentFate:
     """One segment number.
 
-    ``count`` is how many bundles it has; not ``exact``, an upper bound; ``None``, nothing
-    is left that knows.  ``readable`` are the indexes of those that can be read; of SEALED
-    and WAITING ones, all of them.
+    ``count`` is how many bundles it has; not ``exact``, an upper bound.  ``readable`` are the
+    indexes of those that can be read; of SEALED and WAITING ones, all of them.
     """
 
     seq: int
     fate: Fate
-    count: int | None
+    count: int
     exact: bool = True
     readable: Collection[int] = ()
     error: Damage | None = None
@@ -69,7 +68,7 @@ class SegmentFate:
     @property
     def lost(self) -> list[int]:
         """Indexes that can't be read any more."""
-        if self.fate is not Fate.DAMAGED or self.count is None:
+        if self.fate is not Fate.DAMAGED:
             return []
         return [index for index in range(self.count) if index not in self.readable]
 
@@ -94,7 +93,7 @@ def judge(found: Found, seq: int) -> SegmentFate:
     error = files.damaged.get(seq) or (None if waiting is None else waiting.error)
     must_have_file = error is not None or was_sealed(found, seq)
     count, exact = _count(found, seq, in_log, guess=must_have_file)
-    if in_log and count is not None and len(in_log) >= count:
+    if in_log and len(in_log) >= count:
         fate = Fate.REBUILD if must_have_file else Fate.IN_LOG
         return SegmentFate(seq, fate, count, True, in_log, error)
     readable = {*in_log, *intact_indexes(found, seq)}
@@ -167,7 +166,7 @@ def salvage_segment(found: Found, fate: SegmentFate, reason: str = DAMAGED) -> O
             return found.replay.content(fate.seq, index)
         return salvaged.segment.encoded(index), salvaged.segment.meta(index)
 
-    end = max([fate.count or 0, *(index + 1 for index in fate.readable)])
+    end = max([fate.count, *(index + 1 for index in fate.readable)])
     return build_segment(fate.seq, map(content, range(end)), reason)
 
 
@@ -182,9 +181,7 @@ def intact_indexes(found: Found, seq: int) -> set[int]:
 # How many bundles a segment has
 
 
-def _count(
-    found: Found, seq: int, in_log: Collection[int], *, guess: bool
-) -> tuple[int | None, bool]:
+def _count(found: Found, seq: int, in_log: Collection[int], *, guess: bool) -> tuple[int, bool]:
     """How many bundles a segment without a sound file has to have, and whether that is
     exact.  Without ``guess`` it was never sealed: what the log and subscribers know is all.
     """
@@ -195,6 +192,9 @@ def _count(
         return info.bundle_count, True
     if seq in found.committed:
         return found.committed[seq].bundles, True
+    counts = found.basics.known_state.bundle_counts
+    if seq in counts:
+        return counts[seq], True
     shown = [one for one in found.basics.known_progress.values() if seq in one.entries]
     # Subscribers are shown what is durable, so they never know of more than there is.
     least = max([0, *in_log, *(one.entries[seq].bundle_count - 1 for one in shown)]) + 1
@@ -202,12 +202,11 @@ def _count(
         return least, True
     if any(one.first_unused_segment > seq + 1 or not one.named for one in shown):
         return least, True  # it was closed already when this progress was written
-    most = _most(found, seq)
-    return (None if most is None else max(most, least if shown else 1)), False
+    return max(_most(found, seq), least if shown else 1), False
 
 
-def _most(found: Found, seq: int) -> int | None:
-    """An upper bound, if there is one.
+def _most(found: Found, seq: int) -> int:
+    """An upper bound.
 
     All bundles of a transaction share one sequence, so sequences bound nothing where a
     commit may have made the segment; then only the record of that commit does.
@@ -220,26 +219,29 @@ def _most(found: Found, seq: int) -> int | None:
         if seq in numbers:
             return record.bundles - sum(i.bundle_count for i in infos if i.seq in numbers)
     if records or any(info.transaction is not None for info in infos):
-        return None
+        return MAX_BUNDLES_PER_SEGMENT
     return _unaccounted(found, seq)
 
 
-def _unaccounted(found: Found, seq: int) -> int | None:
-    """Sequences that no other segment has must have been in it.
+def _unaccounted(found: Found, seq: int) -> int:
+    """Sequences that no other segment has may have been in it.
 
     The log's own entries (slot names, watermarks, commits) have sequences too, so this is
-    an upper bound.
+    an upper bound.  The newest segment of a store without a log has none: nothing says where
+    its sequences ended, and the checkpoint may be older than the segment.
     """
     infos = found.files.infos.values()
     before = [info.last_sequence for info in infos if info.seq < seq]
     after = [info.first_sequence for info in infos if info.seq > seq]
     after += [file.header.first_sequence for file in found.log.files[:1]]
-    end = min((sequence for sequence in after if sequence is not None), default=0)
-    end = end or found.basics.known_state.through
+    known = [sequence for sequence in after if sequence is not None]
+    if not known:
+        return MAX_BUNDLES_PER_SEGMENT
+    end = min(known)
     first = max((last + 1 for last in before if last is not None), default=0)
     never = sum(
         max(0, min(end, gap.sequences[1]) - max(first, gap.sequences[0]))
         for gap in found.basics.known_state.gaps
     )
     count = end - first - never
-    return min(count, MAX_BUNDLES_PER_SEGMENT) if count > 0 else None
+    return min(count, MAX_BUNDLES_PER_SEGMENT) if count > 0 else MAX_BUNDLES_PER_SEGMENT

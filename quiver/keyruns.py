@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from quiver.disk.disk import Disk
-from quiver.errors import StateCorrupt
+from quiver.errors import StateCorrupt, UnsupportedVersion
 from quiver.format.keys import (
     KEYS,
     KeyRecord,
@@ -31,7 +31,7 @@ from quiver.format.keys import (
 RUN_KEYS: Final = 8_192
 """Most keys in a run: about half a megabyte, so that a few fit the reserve of a full disk."""
 
-FoundRuns = Mapping[KeyRun, tuple[KeyRecord, ...] | StateCorrupt]
+FoundRuns = Mapping[KeyRun, tuple[KeyRecord, ...] | StateCorrupt | UnsupportedVersion]
 
 
 class KeyRuns:
@@ -96,10 +96,10 @@ def read_runs(disk: Disk, runs: Iterable[KeyRun]) -> FoundRuns:
     return {run: _read(disk, run) for run in runs}
 
 
-def _read(disk: Disk, run: KeyRun) -> tuple[KeyRecord, ...] | StateCorrupt:
+def _read(disk: Disk, run: KeyRun) -> tuple[KeyRecord, ...] | StateCorrupt | UnsupportedVersion:
     try:
         return decode_run(disk.read(run.path), run)
     except FileNotFoundError:
         return damaged_run(run, "is missing although the checkpoint lists it")
-    except StateCorrupt as damage:
-        return damage
+    except (StateCorrupt, UnsupportedVersion) as error:
+        return error

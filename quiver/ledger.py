@@ -42,6 +42,8 @@ ALL: Final = -1
 _SUBSCRIBER: Final = ".subscriber."
 _OTHERS: Final = "*"
 _POLICIES: Final = frozenset(str(ground) for ground in Ground)
+_DROPS: Final = (str(Ground.SIZE), str(Ground.TIME), REJECTED)
+"""Reasons for which a subscriber is not given a bundle that was not damaged."""
 
 
 class Ledger:
@@ -116,9 +118,34 @@ class Ledger:
             self._totals[key] += count
 
     def show_in(self, metrics: Metrics) -> None:
-        """Have these metrics say what the ledger says, from now on."""
+        """Have these metrics say what the ledger says, from now on.
+
+        Also that there is nothing yet: an alert sees an increase only in a series that was
+        there before.
+        """
         self._metrics = metrics
+        for reason in (DAMAGED, *_DROPS):
+            metrics.gauge(m.LEDGER_BUNDLES, reason=reason)
+        for reason in (Ground.SIZE, Ground.TIME):
+            metrics.counter(m.SEGMENT_DROPPED, reason=reason)
         self._show()
+
+    def show_subscriber(self, name: str) -> None:
+        """Have the metrics show this subscriber too, before it has lost anything."""
+        if self._metrics is not None:
+            self._metrics.counter(m.SUBSCRIBER_LOST, subscriber=name)
+            for reason in _DROPS:
+                self._metrics.counter(m.SUBSCRIBER_DROPPED, subscriber=name, reason=reason)
+
+    def forget_subscriber(self, name: str) -> None:
+        """Stop showing one that was unregistered, as far as it has lost nothing."""
+        if self._metrics is None:
+            return
+        if not self._totals[f"{DAMAGED}{_SUBSCRIBER}{name}"]:
+            self._metrics.forget(m.SUBSCRIBER_LOST, subscriber=name)
+        for reason in _DROPS:
+            if not self._totals[f"{reason}{_SUBSCRIBER}{name}"]:
+                self._metrics.forget(m.SUBSCRIBER_DROPPED, subscriber=name, reason=reason)
 
     def _show(self) -> None:
         """Counters continue across restarts, so that an alert on their increase sees what was

@@ -10,7 +10,7 @@ Indexes are bitmaps here, bundle 0 in the lowest bit, as in progress files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from quiver.errors import QuiverError
 from quiver.fates import Fate, Found, SegmentFate
@@ -31,12 +31,7 @@ def damage_losses(
             continue
         unfinished = {name: left_of(entry, one.seq) for name, entry in progress.items()}
         on_record = ledger.indexes(one.seq)
-        if one.count is None:
-            # Nothing is left that knows how many; on record all the same.
-            if on_record != ALL and (not unfinished or any(unfinished.values())):
-                yield Loss(one.seq, 0, 0, DAMAGED, at_ns, {}, exact=False)
-            continue
-        lost = sum(1 << index for index in one.lost) & ~on_record
+        lost = bits_of(one.lost) & ~on_record
         info = found.files.infos.get(one.seq)
         whole = info is not None and lost.bit_count() == one.count
         nbytes = info.nbytes if info is not None and whole else 0
@@ -65,11 +60,7 @@ def loss_of(
     row stands for the whole segment.
     """
     waiting = {name: (bits & lost).bit_count() for name, bits in unfinished.items()}
-    needed = lost
-    if unfinished:
-        needed = 0
-        for bits in unfinished.values():
-            needed |= bits & lost
+    needed = needed_of(lost, unfinished.values())
     if not needed:
         return None
     return Loss(
@@ -82,6 +73,22 @@ def loss_of(
         index_ranges(needed) if named else None,
         exact,
     )
+
+
+def needed_of(lost: int, unfinished: Collection[int]) -> int:
+    """Of these bundles those that some subscriber had not finished; without one, all."""
+    needed = 0 if unfinished else lost
+    for bits in unfinished:
+        needed |= bits & lost
+    return needed
+
+
+def bits_of(indexes: Collection[int]) -> int:
+    """These bundles as a bitmap."""
+    marks = bytearray(max(indexes, default=-1) // 8 + 1)
+    for index in indexes:
+        marks[index // 8] |= 1 << index % 8
+    return int.from_bytes(marks, "little")
 
 
 def left_of(progress: Progress | QuiverError, seq: int) -> int:

@@ -27,7 +27,7 @@ class Membership:
         self._upkeep = upkeep
         self._delivery = delivery
         for subscriber in parts.registry.subscribers():
-            self._watch_lag(subscriber)
+            self._show(subscriber)
 
     def register(self, name: str, start: Start) -> Subscriber:
         """Make a subscriber known, durably, or find a known one where it was."""
@@ -38,7 +38,7 @@ class Membership:
         if not records.names(name):
             records.checkpoint()
         if not known:
-            self._watch_lag(subscriber)
+            self._show(subscriber)
             parts.log.info(SUBSCRIBER_REGISTERED, subscriber=name, start=str(position))
         return subscriber
 
@@ -54,6 +54,7 @@ class Membership:
         given_up = self._upkeep.leave(name, remove)
         for metric in _GAUGES:
             self._parts.metrics.forget(metric, subscriber=name)
+        self._parts.ledger.forget_subscriber(name)
         self._parts.log.info(SUBSCRIBER_UNREGISTERED, subscriber=name, dropped=given_up)
         return given_up
 
@@ -61,7 +62,9 @@ class Membership:
         """How far it is behind."""
         return measure_lag(subscriber, self._parts.segments, self._parts.clock)
 
-    def _watch_lag(self, subscriber: Subscriber) -> None:
+    def _show(self, subscriber: Subscriber) -> None:
+        """Have the metrics show a subscriber: its lag, and what it has lost."""
+        self._parts.ledger.show_subscriber(subscriber.name)
         gauge, name = self._parts.metrics.gauge, subscriber.name
         bundles, nbytes, seconds = (gauge(metric, subscriber=name) for metric in _GAUGES)
         bundles.watch(lambda: subscriber.outstanding)

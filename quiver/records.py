@@ -21,7 +21,7 @@ from quiver.gate import Gate
 from quiver.keyruns import RUN_KEYS, KeyRuns
 from quiver.losses import loss_of
 from quiver.parts import Parts
-from quiver.segment.info import SegmentInfo
+from quiver.segment.info import SegmentInfo, bundle_counts
 
 T = TypeVar("T")
 
@@ -70,7 +70,10 @@ class Records:
                 if one.has_file and one.name != leaving
             )
             runs = self.guarded(lambda: self._runs.cover(keys))
-            self._write_state(replace(state, subscribers=subscribers, keys=runs))
+            counts = bundle_counts(parts.segments.infos())
+            self._write_state(
+                replace(state, subscribers=subscribers, keys=runs, bundle_counts=counts)
+            )
             if not self._floor.has_state:
                 self._write_floor(replace(self._floor, has_state=True))
             with contextlib.suppress(IoFault, StorageFull):  # the next checkpoint tries again
@@ -95,7 +98,7 @@ class Records:
         with self._parts.lock:
             durable_before = self._parts.ingest.durable_before
             is_stale = self._is_stale()
-        if not is_stale:
+        if not (is_stale or self._lacks_counts):
             return durable_before
         self.checkpoint()
         return self._state.through
@@ -127,9 +130,16 @@ class Records:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the log holds something that the checkpoint lacks."""
+        """Whether log or segments hold something that the checkpoint lacks."""
         with self._parts.lock:
-            return self._is_stale()
+            is_stale = self._is_stale()
+        return is_stale or self._lacks_counts
+
+    @property
+    def _lacks_counts(self) -> bool:
+        """Whether a segment's file alone says how many bundles it has."""
+        counts = bundle_counts(self._parts.segments.infos())
+        return not counts.keys() <= self._state.bundle_counts.keys()
 
     def _is_stale(self) -> bool:
         """Ingest lock held."""

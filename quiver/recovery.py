@@ -70,7 +70,7 @@ from quiver.ledger import DAMAGED, Ledger
 from quiver.losses import damage_losses
 from quiver.replay import Replay, key_of, keys_in
 from quiver.restaging import Restaged, restage
-from quiver.segment.info import SEGMENTS, segment_path
+from quiver.segment.info import SEGMENTS, bundle_counts, segment_path
 from quiver.segment.segments import Free, Segments
 from quiver.segment.stage import publish_commit
 from quiver.segment.writer import write_segment
@@ -188,7 +188,7 @@ class _Recovery:
         )
         self._refuse(found)
         self._segments.found(found.files.infos.values())
-        found = self._identify(found)
+        found = self._join_gap(self._identify(found))
         _remove_leftovers(self._disk)
         remove_unlisted(self._disk, found.basics.known_state.keys)
         tail = repair_tail(self._disk, found.log)
@@ -309,13 +309,33 @@ class _Recovery:
             replace(loss, indexes=()) if loss.segment_seq in there else loss
             for loss in state.losses
         )
-        state = replace(state, keys=runs, window=(), losses=losses)
+        counts = bundle_counts(self._segments.infos())
+        state = replace(state, keys=runs, window=(), losses=losses, bundle_counts=counts)
         self._disk.replace(STATE_NAME, encode_state(state))
         floor = basics.floor
         if isinstance(floor, Floor) and not floor.has_state:
             floor = replace(floor, has_state=True)
             self._disk.replace(FLOOR_PATH, encode_floor(floor))
         return replace(basics, state=state, floor=floor, runs=read_runs(self._disk, runs))
+
+    def _join_gap(self, found: Findings[Replay]) -> Findings[Replay]:
+        """Have a gap begin where the log ends, if the log ends below it.
+
+        A restore does not know how far the log of its directory goes.  What is written now
+        comes behind the gap, and the numbers between must not look like lost entries later.
+        """
+        state, end = found.basics.known_state, found.log.next_sequence
+        if not found.log.files or found.log.foreign:
+            return found
+        above = [gap for gap in state.gaps if gap.sequences[0] > end]
+        if not above:
+            return found
+        first = min(above, key=lambda gap: gap.sequences)
+        joined = replace(first, sequences=(end, first.sequences[1]))
+        gaps = tuple(joined if gap is first else gap for gap in state.gaps)
+        state = replace(state, gaps=gaps)
+        self._disk.replace(STATE_NAME, encode_state(state))
+        return replace(found, basics=replace(found.basics, state=state))
 
     # Segments
 
@@ -578,10 +598,11 @@ class _Recovery:
 
     def _log_start(self, found: Findings[Replay]) -> LogStart:
         start = found.log.start()
+        known = known_sequence(found.basics, self._segments.infos())
+        start = replace(start, next_sequence=max(start.next_sequence, known))
         if start.files and not found.log.foreign and not self._without_log:
             return start
-        known = known_sequence(found.basics, self._segments.infos())
-        return LogStart(max(start.next_sequence, known), start.position, 1, ())
+        return replace(start, next_file_number=1, files=())
 
     # A store that goes on without a log
 
@@ -618,6 +639,7 @@ class _Recovery:
             transactions=transactions.snapshot(through),
             losses=ledger.losses,
             loss_totals=ledger.totals,
+            bundle_counts=bundle_counts(self._segments.infos()),
         )
         self._disk.replace(STATE_NAME, encode_state(state))
         floor = replace(self._segments.floor(floor), has_log=False, has_state=True)

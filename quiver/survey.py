@@ -82,7 +82,7 @@ class Basics:
     @property
     def known_keys(self) -> list[KeyRecord]:
         """The keys that the checkpoint accounts for, oldest first, as far as they can be read."""
-        in_runs = [keys for keys in self.runs.values() if not isinstance(keys, Damage)]
+        in_runs = [keys for keys in self.runs.values() if isinstance(keys, tuple)]
         return [*self.known_state.window, *(record for keys in in_runs for record in keys)]
 
     @property
@@ -112,10 +112,13 @@ def _checkpoint(disk: Disk, newer: Newer | None) -> tuple[Checkpoint | Damage | 
     for _ in range(MAX_STATE_READS):
         runs = read_runs(disk, state.keys if isinstance(state, Checkpoint) else ())
         if not any(isinstance(found, Damage) for found in runs.values()):
-            return state, runs
+            break
         before, state = state, _decoded(disk, STATE_NAME, decode_state, newer)
         if state == before:
             break
+    for found in runs.values():
+        if isinstance(found, UnsupportedVersion):
+            _note(found, newer)
     return state, runs
 
 
@@ -403,10 +406,9 @@ def survey(
         if watch is not None:
             watch(entry)
 
-    log = LogContents(disk, (), (), (), 0, 0, 0, 0)
-    try:
-        log = read_log(disk, layout_hash=layout_hash, visit=visit, salvage=tolerant)
-    except UnsupportedVersion as error:
+    gaps = [gap.sequences for gap in basics.known_state.gaps]
+    log = read_log(disk, layout_hash=layout_hash, visit=visit, salvage=tolerant, gaps=gaps)
+    for error in log.newer:
         _note(error, newer)
     stages = _read_stages(disk, replay.commits, newer, check=check_stages)
     if tolerant:

@@ -47,6 +47,8 @@ MAGIC: Final = b"QUIVER\0S"
 STREAM_ALIGNMENT: Final = 64
 MAX_STREAMS: Final = 100_000
 MAX_FOOTER_SIZE: Final = 4096
+MAX_VERSION: Final = 255
+"""A higher version is damage, if the file's checksum does not hold."""
 SUMMARY_KEY: Final = b"quiver"
 SUMMARY_VERSION: Final = 1
 WRITER: Final = "quiver"
@@ -192,6 +194,35 @@ def decode_footer(tail: bytes, file_size: int) -> Footer:
     footer = Footer(*fields)
     _check_bounds(footer, file_size - TRAILER_SIZE - size)
     return footer
+
+
+@dataclass(frozen=True, slots=True)
+class RawFooter:
+    """What stands where the footer is, whatever its version says."""
+
+    version: int
+    footer: Footer | None
+    """``None`` if it has another length than ours."""
+    in_bounds: bool
+
+    @property
+    def may_be_newer(self) -> bool:
+        """Whether a version of Quiver can have written it; versions are small numbers."""
+        return VERSION < self.version <= MAX_VERSION and self.in_bounds
+
+
+def raw_footer(tail: bytes, file_size: int) -> RawFooter:
+    """What a footer says, of a file whose last bytes :func:`check_magic` has passed."""
+    size = _TRAILER.unpack(tail[-TRAILER_SIZE:])[0]
+    version, *fields = _FOOTER.unpack_from(tail, len(tail) - TRAILER_SIZE - size)
+    if size != FOOTER_SIZE:
+        return RawFooter(version, None, in_bounds=True)
+    footer = Footer(*fields)
+    start, end = footer.manifest_offset, footer.manifest_offset + footer.manifest_length
+    tables = min(footer.directory_length, footer.manifest_length) > 0
+    ordered = footer.directory_offset + footer.directory_length <= start
+    in_bounds = tables and ordered and end <= file_size - MIN_SIZE
+    return RawFooter(version, footer, in_bounds and footer.stream_count <= MAX_STREAMS)
 
 
 def _check_bounds(footer: Footer, end: int) -> None:

@@ -44,6 +44,8 @@ assert _HEADER.size == 40
 _CRC: Final = struct.Struct("<I")
 _VERSION: Final = 2
 _FIRST_VERSION: Final = 1
+MAX_COUNTS: Final = 10_000
+"""Segments whose number of bundles is kept: the newest. It bounds the size of the file."""
 _UNDERSTOOD: Final[frozenset[str]] = frozenset()
 """Names that ``needs`` may hold. Version 2 began with none."""
 _UNREADABLE: Final = (
@@ -169,6 +171,9 @@ class Checkpoint:
     """The key runs, oldest first."""
     producers: tuple[Mapping[str, Any], ...] = ()
     gaps: tuple[Gap, ...] = ()
+    bundle_counts: Mapping[int, int] = field(default_factory=dict)
+    """How many bundles each segment has that has a file: should the file be lost, nothing else
+    may know. At most :data:`MAX_COUNTS`."""
     window: tuple[KeyRecord, ...] = ()
     """Version 1 only: the keys themselves."""
 
@@ -189,6 +194,7 @@ def encode_state(state: Checkpoint) -> bytes:
         "keys": [{"run": run.name, "count": run.count} for run in state.keys],
         "producers": [dict(producer) for producer in state.producers],
         "gaps": [asdict(gap) for gap in state.gaps],
+        "bundle_counts": _count_rows(state.bundle_counts),
     }
     text = json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
     header = _HEADER.pack(
@@ -196,6 +202,18 @@ def encode_state(state: Checkpoint) -> bytes:
     )
     body = header + text
     return body + _CRC.pack(crc32(body))
+
+
+def _count_rows(counts: Mapping[int, int]) -> list[dict[str, Any]]:
+    """Segments whose numbers follow each other share a row: its first number, and their counts."""
+    rows: list[dict[str, Any]] = []
+    end = None
+    for seq in sorted(counts):
+        if seq != end:
+            rows.append({"first": seq, "counts": []})
+        rows[-1]["counts"].append(counts[seq])
+        end = seq + 1
+    return rows
 
 
 def _loss_row(loss: Loss) -> dict[str, Any]:
@@ -215,9 +233,8 @@ def decode_state(data: bytes) -> Checkpoint:
     """The values back, or :class:`StateCorrupt`: a checkpoint is never half believed."""
     if len(data) < _HEADER.size + _CRC.size:
         raise _damaged("it is cut short")
-    magic, version, header_size, _, _, through, last_ts, json_len, window_len = _HEADER.unpack_from(
-        data
-    )
+    fields = _HEADER.unpack_from(data)
+    magic, version, header_size, flags, _, through, last_ts, json_len, window_len = fields
     if magic != _MAGIC:
         raise _damaged("it does not begin with its magic bytes")
     (stored,) = _CRC.unpack_from(data, len(data) - _CRC.size)
@@ -225,6 +242,8 @@ def decode_state(data: bytes) -> Checkpoint:
         raise _damaged("its checksum disagrees")
     if not _FIRST_VERSION <= version <= _VERSION:
         raise _newer(f"has version {version}; this Quiver reads {_FIRST_VERSION} to {_VERSION}")
+    if flags:
+        raise _newer(f"has flags {flags:#06x}, and only a newer Quiver knows what they mean")
     if header_size < _HEADER.size or header_size + json_len + window_len + 4 != len(data):
         raise _damaged("its lengths disagree")
     text = data[header_size : header_size + json_len]
@@ -264,6 +283,11 @@ def _checkpoint(document: dict[str, Any], through: int, last_ts: int) -> Checkpo
             Gap(_range(row["sequences"]), _range(row["segments"]), _of(str, row["reason"]))
             for row in document["gaps"]
         ),
+        bundle_counts={
+            seq: count
+            for row in _list(dict, document["bundle_counts"])
+            for seq, count in enumerate(_list(int, row["counts"]), _of(int, row["first"]))
+        },
     )
 
 

@@ -22,6 +22,7 @@ from quiver.format.record import BundleMeta, EncodedSlot
 from quiver.fsck.index import Place
 from quiver.fsck.look import Look
 from quiver.ids import BundleRef
+from quiver.losses import bits_of, left_of, needed_of
 from quiver.replay import Content, encoded_slots, entry_meta
 from quiver.segment.accumulator import OpenSegment
 from quiver.segment.info import segment_path
@@ -80,8 +81,9 @@ class BundleAt:
 class Lost:
     """Something that should be there and can't be read.
 
-    ``bundles`` is how many are lost; with ``at_most`` that is an upper bound, since the log
-    can't tell them from its own small entries.  ``None``: nothing is left that knows.
+    ``bundles`` is how many are lost: what every subscriber had finished is not.  With
+    ``at_most`` that is an upper bound, since the log can't tell them from its own small
+    entries.  ``None``: nothing is left that knows.
     ``refs`` are those that can be named.
     """
 
@@ -192,16 +194,24 @@ class Taking:
 
     def lose(self, fate: SegmentFate, file: str, reason: str, *, but: Collection[int] = ()) -> None:
         """Report what can't be read of a segment; ``but`` is reported already."""
-        refs = [BundleRef(fate.seq, index) for index in fate.lost if index not in but]
+        needed = self.needed(fate.seq, fate.lost)
+        refs = [BundleRef(fate.seq, index) for index in needed if index not in but]
         self.result.lost.append(
             Lost(
                 file,
                 reason,
-                bundles=None if fate.count is None else len(refs),
+                bundles=len(refs),
                 at_most=not fate.exact,
                 refs=tuple(refs[:MAX_LISTED]) if fate.exact else (),
             )
         )
+
+    def needed(self, seq: int, lost: Collection[int]) -> list[int]:
+        """Of these bundles of a segment those that count as lost; see :mod:`quiver.losses`."""
+        progress = self.found.basics.progress.values()
+        unfinished = [left_of(one, seq) for one in progress]
+        bits = needed_of(bits_of(lost), unfinished)
+        return [index for index in lost if bits >> index & 1]
 
     def lose_unreadable(self) -> None:
         """Entries that pass their checksum and make no sense."""
@@ -230,7 +240,7 @@ class OwnTaking(Taking):
         blamed = self._lost_in_log()
         for seq, fate in fates.items():
             if fate.fate is Fate.SEALED:
-                self.add_segment(Sealed(seq, fate.count or 0, found.files.open))
+                self.add_segment(Sealed(seq, fate.count, found.files.open))
             elif fate.fate is Fate.WAITING:
                 self._add_waiting(found.waiting[seq])
             elif fate.fate is not Fate.DELETED:
@@ -296,6 +306,8 @@ class OwnTaking(Taking):
             and ref.bundle_index not in self._readable(ref.segment_seq)
         ]
         exact = all_of_them or (bool(refs) and len(refs) == uncovered)
+        if exact:
+            refs = [ref for ref in refs if self.needed(ref.segment_seq, [ref.bundle_index])]
         return Lost(
             damage.file,
             damage.reason,

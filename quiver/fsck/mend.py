@@ -29,7 +29,14 @@ from quiver.format.floor import FLOOR_PATH, Floor, encode_floor
 from quiver.format.keys import KeyRecord
 from quiver.format.progress import Progress, SegmentProgress
 from quiver.format.stage import STAGES
-from quiver.format.state import STATE_NAME, Adoption, Loss, encode_state, index_ranges
+from quiver.format.state import (
+    MAX_COUNTS,
+    STATE_NAME,
+    Adoption,
+    Loss,
+    encode_state,
+    index_ranges,
+)
 from quiver.fsck.look import Watch
 from quiver.fsck.repair import Plan
 from quiver.keyruns import KeyRuns, remove_unlisted
@@ -140,13 +147,19 @@ class _Mending:
         """A segment of what can be read; a lost bundle leaves an empty one nobody is given."""
         bundles = self._plan.readable[seq]
         fate = self._plan.inventory.fates[seq]
-        count = max(fate.count or 0, max(bundles, default=-1) + 1)
+        count = max(fate.count, max(bundles, default=-1) + 1)
         found = (bundles.get(index) for index in range(count))
         return build_segment(seq, (None if one is None else one.content() for one in found))
 
     def _live(self) -> set[int]:
         published = {one.seq for one in self._plan.to_publish}
         return self._plan.kept | set(self._plan.to_write) | published
+
+    def _bundle_counts(self) -> dict[int, int]:
+        live = self._live()
+        fates = self._plan.inventory.fates.items()
+        known = [(seq, fate.count) for seq, fate in fates if seq in live and fate.exact]
+        return dict(sorted(known)[-MAX_COUNTS:])
 
     # Losses, and where the subscribers stand
 
@@ -238,7 +251,7 @@ class _Mending:
         entry = entries.get(fate.seq)
         if entry is None and fate.seq < progress.oldest_incomplete:
             return
-        count = fate.count or 0
+        count = fate.count
         old = entry or SegmentProgress(count, 0, 0)
         bits = sum(1 << index for index in fate.lost) & ~old.done
         entries[fate.seq] = SegmentProgress(
@@ -264,6 +277,7 @@ class _Mending:
             adoption=adoption,
             keys=KeyRuns(self._disk, ()).cover(keys),
             window=(),
+            bundle_counts=self._bundle_counts(),
             transactions=committed_versions(
                 state.transactions, found.replay.commits, found.files.infos.values()
             ),

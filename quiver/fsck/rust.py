@@ -14,6 +14,7 @@ from quiver.fates import Fate, SegmentFate, intact_indexes
 from quiver.foreign import ForeignPlan, plan_refs
 from quiver.fsck.index import Place
 from quiver.fsck.inventory import Inventory, Lost, Taking
+from quiver.ids import MAX_BUNDLES_PER_SEGMENT
 from quiver.segment.info import segment_path
 from quiver.wal.contents import LogDamage, TornTail
 
@@ -58,10 +59,11 @@ class RustTaking(Taking):
             count = 0 if complete else foreign_count(self.found, seq)
             if count is None and readable:
                 count = max(readable) + 1
-            whole = count is not None and len(readable) >= count
-            fate = Fate.REBUILD if whole and readable else Fate.DAMAGED
+            exact = count is not None
+            most = MAX_BUNDLES_PER_SEGMENT if count is None else count
+            fate = Fate.REBUILD if readable and len(readable) >= most else Fate.DAMAGED
             fates = self.result.fates
-            fates[seq] = SegmentFate(seq, fate, count, True, readable, damage)
+            fates[seq] = SegmentFate(seq, fate, most, exact, readable, damage)
             self.lose(fates[seq], segment_path(seq), damage.message.rstrip("."))
 
     def _from_log(self, plan: ForeignPlan[Place]) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from quiver.errors import SegmentDamage, SegmentInvalidIpc
 from quiver.format.segment import Footer, StreamEntry, Summary
 from quiver.format.stage import Transaction
+from quiver.format.state import MAX_COUNTS
 
 SEGMENTS: Final = "segments"
 SUFFIX: Final = ".qseg"
@@ -117,3 +118,9 @@ class SegmentInfo:
         elif (summary.stage is not None) is not staged:
             raise SegmentDamage("a staged file is no segment, and a segment no staged file.")
         return cls.of(seq, file_bytes, summary, entries)
+
+
+def bundle_counts(infos: Iterable[SegmentInfo]) -> dict[int, int]:
+    """How many bundles each segment has, for the checkpoint: of the newest ones."""
+    counts = sorted((info.seq, info.bundle_count) for info in infos)
+    return dict(counts[-MAX_COUNTS:])

@@ -46,12 +46,15 @@ from quiver.format.segment import (
     CRC_SIZE,
     MIN_SIZE,
     TAIL_SIZE,
+    TRAILER_SIZE,
     Footer,
     StreamEntry,
     Summary,
     check_magic,
     decode_directory,
     decode_footer,
+    encode_trailer,
+    raw_footer,
     stored_crc,
 )
 from quiver.format.stage import StageLabel
@@ -506,16 +509,38 @@ def _seal_in(tail: bytes) -> Seal | None:
 
 
 def _footer_in(tail: bytes, source: Source, seal: Seal | None) -> Footer:
-    """The footer, which agrees with the seal; an unknown version only if no byte is damaged."""
+    """The footer, which agrees with the seal; or that its version is not ours."""
     try:
         footer = decode_footer(tail, source.size)
     except UnsupportedVersion:
-        # Only the file's checksum tells a newer version from a version that has rotted.
-        _verify(source)
+        if _version_has_rotted(tail, source, seal):
+            raise _footer_damaged(source) from None
         raise
     if seal is not None and footer != sealed_footer(seal):
         raise _footer_damaged(source)
     return footer
+
+
+def _version_has_rotted(tail: bytes, source: Source, seal: Seal | None) -> bool:
+    """Whether a version other than ours is damage, and not that of a newer Quiver.
+
+    The file's checksum tells: it holds as the file is, or it would hold with the footer that
+    this version writes.  If neither is so, other bytes have rotted too.  Then the version counts
+    as newer if the footer makes sense: what a newer version wrote must not be taken for damage.
+    """
+    end, stored = source.size - MIN_SIZE, stored_crc(tail)
+    if stored == source.crc(source.size - CRC_SIZE):
+        return False
+    raw = raw_footer(tail, source.size)
+    if not raw.may_be_newer:
+        return True
+    if seal is not None and raw.footer != sealed_footer(seal):
+        return True
+    if raw.footer is None:  # longer than ours: or its length has rotted
+        ours = raw_footer(tail[:-TRAILER_SIZE] + encode_trailer(stored), source.size)
+        before = source.crc(end)
+        return ours.footer is not None and stored_crc(ours.footer.encode(before)) == stored
+    return stored_crc(raw.footer.encode(source.crc(end))) == stored
 
 
 def sealed_footer(seal: Seal) -> Footer:
@@ -533,7 +558,7 @@ def sealed_footer(seal: Seal) -> Footer:
 def _footer_damaged(source: Source) -> SegmentChecksum:
     offset = source.size - MIN_SIZE
     return SegmentChecksum(
-        f"the footer at byte {offset:,} doesn't agree with its seal.", offset=offset
+        f"the footer at byte {offset:,} doesn't agree with the rest of the file.", offset=offset
     )
 
 

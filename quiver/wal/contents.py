@@ -8,7 +8,7 @@ from struct import Struct
 from typing import TypeAlias
 
 from quiver.disk.disk import Disk
-from quiver.errors import WalCorrupt
+from quiver.errors import UnsupportedVersion, WalCorrupt
 from quiver.format.commit import Commit, decode_commit
 from quiver.format.wal_entry import (
     BUNDLE,
@@ -197,6 +197,9 @@ class LogContents:
     position: int
     proven_end: int
     last_ts_ns: int
+    newer: tuple[UnsupportedVersion, ...] = ()
+    """Files, or the rest of one, that only a newer version can read: passed over when asked to
+    salvage."""
 
     @property
     def torn(self) -> TornTail | None:

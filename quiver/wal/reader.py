@@ -22,8 +22,12 @@ For the same reason "a later entry" is always one that was written to this very 
 payload that looks like one.
 
 An entry of an unknown type, a bundle with an unknown tag below 128, a head with flags or of
-a newer version: ``UnsupportedVersion``, whether asked to salvage or not.  What this version
-can't read may change the meaning of what it can.
+a newer version: ``UnsupportedVersion``.  What this version can't read may change the meaning of
+what it can.  Asked to salvage, it lists them, passes over the file, or the rest of it, and reads
+the others.
+
+A gap in the sequences between two files is no damage where the checkpoint says that none of
+them were given out.
 
 Damage means that something once called durable is gone: :func:`read_log` refuses, unless
 it is asked to salvage.  A torn tail was never called durable: it is reported, and
@@ -37,6 +41,7 @@ follow a bad one in the same file prove nothing, but they are there, and are rea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -63,6 +68,8 @@ from quiver.wal.contents import (
 from quiver.wal.files import ACTIVE, DIRECTORY, NEW, SPARE, LogFile, LogName, Run, log_names
 from quiver.wal.scan import Ending, FileScan
 
+Gaps = Sequence[tuple[int, int]]
+
 HOLE_SEARCH: Final = 1024 * 1024
 """How far behind a seemingly clean end to look for proof that it is a hole.
 
@@ -76,27 +83,46 @@ def read_log(
     layout_hash: bytes | None,
     visit: Visit | None = None,
     salvage: bool = False,
+    gaps: Gaps = (),
 ) -> LogContents:
     """Read and check the whole log; ``visit`` gets each sound entry on the way, in order.
 
     ``layout_hash`` of ``None`` takes a log with any slot table, for tools that only look.
-    With ``salvage`` damage is listed instead of raised, and reading goes on behind it.
+    With ``salvage`` damage is listed instead of raised, and reading goes on behind it; so is
+    what a newer version wrote.  ``gaps`` are sequences that were never given out, half open.
     """
-    log = _Log(disk, layout_hash, visit, salvage)
+    log = _Log(disk, layout_hash, visit, salvage, gaps)
     log.read()
     if log.damage and not salvage:
         raise log.refusal()
     return log.contents()
 
 
+def behind_gaps(sequence: int, gaps: Gaps) -> int:
+    """The first sequence from this one on that is in no gap."""
+    for first, end in sorted(gaps):
+        if first <= sequence < end:
+            sequence = end
+    return sequence
+
+
 class _Log:
     def __init__(
-        self, disk: Disk, layout_hash: bytes | None, visit: Visit | None, salvage: bool
+        self,
+        disk: Disk,
+        layout_hash: bytes | None,
+        visit: Visit | None,
+        salvage: bool,
+        gaps: Gaps,
     ) -> None:
         self._disk = disk
         self._layout_hash = layout_hash
         self._visit = visit
         self._salvage = salvage
+        self._gaps = gaps
+        self._newer: list[UnsupportedVersion] = []
+        self._skipped: set[int] = set()
+        """Files whose head only a newer version can read."""
         self._names: list[LogName] = []
         self._headers: list[WalHeader | None] = []
         self._files: list[LogFile] = []
@@ -112,10 +138,18 @@ class _Log:
 
     def read(self) -> None:
         self._names = log_names(self._disk)
-        for name in self._names:
-            self._headers.append(self._read_header(name))
+        for index, name in enumerate(self._names):
+            try:
+                self._headers.append(self._read_header(name))
+            except UnsupportedVersion as error:
+                self._note_newer(error)
+                self._headers.append(None)
+                self._skipped.add(index)
         complete = self._find_active()
         for index, (name, header) in enumerate(zip(self._names, self._headers, strict=True)):
+            if index in self._skipped:
+                self._expected = None  # where it ends is not known
+                continue
             with self._disk.open(name.path) as file:
                 if header is None:
                     self._without_header(index, file)
@@ -124,6 +158,11 @@ class _Log:
         if not complete:
             reason = "the active file is missing"
             self._note_damage(LogDamage(ACTIVE, 0, self._expected or 0, None, reason))
+
+    def _note_newer(self, error: UnsupportedVersion) -> None:
+        if not self._salvage:
+            raise error
+        self._newer.append(error)
 
     def _find_active(self) -> bool:
         """Whether the last file is there; after a rotation that was cut short, the prepared one.
@@ -141,7 +180,11 @@ class _Log:
             if path.rpartition("/")[2] not in there:
                 continue
             name = LogName(path, None)
-            header = self._read_header(name)
+            try:
+                header = self._read_header(name)
+            except UnsupportedVersion as error:
+                self._note_newer(error)
+                return True
             first = None if header is None else header.first_sequence
             if first is not None and first >= last.first_sequence:
                 self._names.append(name)
@@ -210,13 +253,23 @@ class _Log:
     def _read_file(self, index: int, file: File, header: WalHeader) -> None:
         first = header.first_sequence
         scan = FileScan(file, file.size(), header.size, first, header.framing)
-        if first is not None and self._expected not in (None, first) and not self._explained(first):
+        expected = self._expected
+        if (
+            first is not None
+            and expected not in (None, first)
+            and not self._explained(first)
+            and not self._never_used(expected or 0, first)
+        ):
             self._gap(index, first)
         self._scan_file(index, scan, header)
 
     def _explained(self, first: int) -> bool:
         """Whether the damage noted last ends where this file begins."""
         return bool(self.damage) and self.damage[-1].until == first
+
+    def _never_used(self, first: int, end: int) -> bool:
+        """Whether no sequence of this range was ever given out."""
+        return first < end and behind_gaps(first, self._gaps) >= end
 
     def _gap(self, index: int, first: int) -> None:
         expected = self._expected or 0
@@ -236,14 +289,21 @@ class _Log:
 
     def _scan_file(self, index: int, scan: FileScan, header: WalHeader) -> None:
         runs = []
+        is_read = True
         while True:
             start, first = scan.offset, scan.expected
-            self._scan_run(index, scan, header)
+            try:
+                self._scan_run(index, scan, header)
+            except UnsupportedVersion as error:
+                self._note_newer(error)
+                is_read = False
             if scan.offset > start:
                 runs.append(Run(start, scan.offset, None if scan.foreign else first))
-            if not self._goes_on(index, scan):
+            if not is_read or not self._goes_on(index, scan):
                 break
         self._finish(index, scan, header, tuple(runs))
+        if not is_read:
+            self._expected = None
 
     def _scan_run(self, index: int, scan: FileScan, header: WalHeader) -> None:
         visit = self._visit
@@ -307,6 +367,8 @@ class _Log:
             return None
         following = self._own_start_after(index)
         if following is not None and following > scan.expected:
+            if self._never_used(scan.expected, following):
+                return None
             return "entries that were synced are missing"
         at_end = following is not None or scan.ending is Ending.EOF
         if not at_end and scan.has_proof(within=HOLE_SEARCH):
@@ -420,4 +482,5 @@ class _Log:
             position=max((file.position_end for file in self._files), default=0),
             proven_end=self._proven_end,
             last_ts_ns=self._last_ts,
+            newer=tuple(self._newer),
         )

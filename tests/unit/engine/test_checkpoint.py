@@ -37,6 +37,7 @@ from quiver.ledger import Ledger
 from quiver.metrics import INGEST_DUPLICATES, INGEST_RESENT
 from quiver.segment.info import segment_path
 from quiver.transactions import record_of
+from quiver.wal.reader import read_log
 from tests.support.stores import World, batch, flipped, payload
 
 FAR: Final = 1 << 40
@@ -63,6 +64,7 @@ FULL: Final = Checkpoint(
     keys=(KeyRun(1, 4, 3), KeyRun(5, 8, 4)),
     producers=({"name": "p", "epoch": 1, "sequence": 2},),
     gaps=(Gap((10, FAR), (3, FAR), "restore"),),
+    bundle_counts={0: 3, 1: 1, 4: 2},
 )
 
 
@@ -378,8 +380,8 @@ def test_a_gap_of_a_restore_is_no_loss(floored: bool) -> None:
     assert len(verify(Disk(world.raw)).problems) == 1
     world.raw.locked.clear()
     store = world.open()
-    assert [(loss.segment_seq, loss.bundles <= 2) for loss in store.report.lost] == [
-        (lost[0].segment_seq, True)
+    assert [(loss.segment_seq, loss.bundles) for loss in store.report.lost] == [
+        (lost[0].segment_seq, 2)
     ]
     assert [world.number_at(ref) for ref in refs] == [1, 2, 3]
     new = world.put(6).wait()
@@ -392,6 +394,33 @@ def test_a_gap_of_a_restore_is_no_loss(floored: bool) -> None:
     world.power_cut()
     assert world.drain() == [1, 2, 3, 6, 7]
     assert state_of(world).gaps == (gap,)
+
+
+@pytest.mark.parametrize("ahead", [-1, 0, 7])
+def test_a_gap_behind_a_log(ahead: int) -> None:
+    """Scenario: a restore adds its gap to a directory with a log that ends in the gap, at it or
+    some sequences before it. Guarantee: it opens, what is put comes behind the gap, and after
+    crashes and restarts everything is there and verifies."""
+    world = World()
+    world.sealed(0, 1)
+    world.put_durable(2)
+    world.store.close()
+    files = world.raw.image()
+    state = decode_state(files[STATE_NAME])
+    end = read_log(Disk(world.raw), layout_hash=None).next_sequence
+    gap = Gap((end + ahead, end + FAR), (2, 2 + FAR), "restore")
+    files[STATE_NAME] = encode_state(replace(state, gaps=(gap,)))
+    world = World(MemoryDisk.from_image(files, world.raw.directories()))
+    new = world.put(3).wait()
+    assert new.sequence >= end + FAR
+    assert new.ref.segment_seq >= 2 + FAR
+    world.power_cut()
+    world.put_durable(4)
+    world.power_cut()
+    assert verify(Disk(world.raw)).sound
+    world.restart()
+    assert world.drain() == [0, 1, 2, 3, 4]
+    assert world.store.status().losses == ()
 
 
 def test_missing_numbers_of_a_floor_with_gaps() -> None:

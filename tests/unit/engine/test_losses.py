@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -12,9 +13,11 @@ from quiver import BundleRef, Config, Store
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
 from quiver.errors import QuiverError
-from quiver.format.state import Loss, decode_state
+from quiver.format.state import Loss, decode_state, encode_state
+from quiver.fsck.dump import dump
 from quiver.fsck.mend import mend
-from quiver.metrics import LEDGER_BUNDLES, SUBSCRIBER_LOST
+from quiver.fsck.verify import verify
+from quiver.metrics import LEDGER_BUNDLES, SUBSCRIBER_DROPPED, SUBSCRIBER_LOST
 from tests.support.faulty import Fault, FaultyDisk
 from tests.support.stores import World, batch, flipped
 
@@ -108,11 +111,13 @@ def test_an_open_tells_of_a_file_that_all_had_finished() -> None:
 
 @BOTH
 def test_an_upper_bound_says_so(act: Act) -> None:
-    """Scenario: nobody has progress in a segment, and its file can't be read at all: only the
-    sequences around it tell how many bundles it had, and the entry that names the slot has one
-    too. Guarantee: what is recorded says that it is an upper bound, for every subscriber."""
+    """Scenario: nobody has progress in a segment, its file can't be read at all, and the
+    checkpoint has no count of it: only the sequences around it tell how many bundles it had, and
+    the entry that names the slot has one too. Guarantee: what is recorded says that it is an
+    upper bound, for every subscriber."""
     world = closed({"idle": ()})
     world.change(FIRST, cut)
+    forget_counts(world)
     [loss] = act(world)
     assert loss.exact is False
     assert loss.bundles == 4
@@ -155,8 +160,7 @@ def test_without_subscribers_everything_counts() -> None:
     world.store.close()
     world.change(FIRST, lambda _: None)
     [loss] = opened(world)
-    assert loss.bundles == 4
-    assert (loss.exact, dict(loss.subscribers)) == (False, {})
+    assert (loss.bundles, loss.exact, dict(loss.subscribers)) == (3, True, {})
 
 
 @pytest.mark.parametrize("how", ["open", "repair"])
@@ -248,5 +252,107 @@ def test_sequences_bound_no_transaction(act: Act) -> None:
     world.sealed(4, 5)
     world.store.close()
     world.change(FIRST, cut)
+    forget_counts(world)
     [loss] = act(world)
     assert (loss.bundles, loss.exact) == (3, False)
+
+
+@BOTH
+@pytest.mark.parametrize("durability", ["wal", "segment_only"])
+@pytest.mark.parametrize("with_commit", [True, False])
+@pytest.mark.parametrize("which", [-1, -2])
+def test_the_checkpoint_knows_the_counts(
+    act: Act, durability: str, with_commit: bool, which: int
+) -> None:
+    """Scenario: a segment's file is gone, the newest or one before it, of a store that had a
+    transaction or none, with a log or without; no subscriber has begun with it. Guarantee: the
+    row names its three bundles, exactly, and who misses them; `verify` counts the same."""
+    world = with_three_segments(durability, with_commit)
+    world.store.close()
+    path = [name for name in world.files("segments/") if name.endswith(".qseg")][which]
+    world.change(path, lambda _: None)
+    assert verify(Disk(world.raw)).lost_bundles == 3
+    [loss] = act(world)
+    assert (loss.bundles, loss.exact, loss.indexes) == (3, True, ((0, 3),))
+    assert dict(loss.subscribers) == {"idle": 3}
+    lost = world.store.metrics.counter(SUBSCRIBER_LOST, subscriber="idle")
+    assert lost.value == 3
+
+
+@BOTH
+@pytest.mark.parametrize("durability", ["wal", "segment_only"])
+@pytest.mark.parametrize("with_commit", [True, False])
+def test_without_a_count_the_bound_is_above_the_truth(
+    act: Act, durability: str, with_commit: bool
+) -> None:
+    """Scenario: the same, and the checkpoint has no count of the segment. Guarantee: what is
+    recorded is no lower than what is lost, says that it is an upper bound, and names every
+    subscriber that may miss something."""
+    world = with_three_segments(durability, with_commit)
+    world.store.close()
+    *_, path = (name for name in world.files("segments/") if name.endswith(".qseg"))
+    world.change(path, lambda _: None)
+    forget_counts(world)
+    [loss] = act(world)
+    assert loss.bundles >= 3
+    assert not loss.exact
+    assert dict(loss.subscribers) == {"idle": loss.bundles}
+
+
+def with_three_segments(durability: str, with_commit: bool) -> World:
+    """Three segments of three bundles each, and the log has none of them."""
+    world = World()
+    world.store.register("idle")
+    if with_commit:  # which needs a log; the store may go without one later
+        with world.store.stage("app", 1, "a") as stage:
+            stage.put({"Logs": batch(50)})
+            stage.finish()
+        world.store.commit("app", 1, ["a"])
+    world.restart(durability=durability)
+    for number in range(3):
+        world.sealed(*range(3 * number, 3 * number + 3))
+    return world
+
+
+def forget_counts(world: World) -> None:
+    """As if the segments were too old, or too new, for the checkpoint to have counted them."""
+    world.change(
+        "quiver.state", lambda data: encode_state(replace(decode_state(data), bundle_counts={}))
+    )
+
+
+def test_what_all_had_finished_is_not_lost_to_verify() -> None:
+    """Scenario: of three bundles two subscribers have finished the first two; the file is gone.
+    Guarantee: `verify` and `dump` count one as lost, as the open does that follows."""
+    world = closed({"a": (0, 1), "b": (0, 1)})
+    world.change(FIRST, lambda _: None)
+    verdict = verify(Disk(world.raw))
+    assert verdict.lost_bundles == 1
+    assert "0.2" in verdict.problems[0].affects
+    assert [one.refs for one in dump(Disk(world.raw), Disk(MemoryDisk())).lost] == [
+        (BundleRef(0, 2),)
+    ]
+    [loss] = opened(world)
+    assert loss.bundles == 1
+
+
+def test_a_series_is_there_before_the_first_loss() -> None:
+    """Scenario: a store that has lost nothing. Guarantee: the series that alerts watch are there
+    and 0, for each reason and each subscriber, also one that comes later; those of one that is
+    unregistered go with it."""
+    world = World()
+    world.store.register("first")
+    world.restart()
+    world.store.register("later")
+    series = {(one.metric, one.labels): one.value for one in world.store.metrics.snapshot()}
+    for reason in ("damaged", "size", "time", "rejected"):
+        assert series[LEDGER_BUNDLES, (("reason", reason),)] == 0
+    for name in ("first", "later"):
+        assert series[SUBSCRIBER_LOST, (("subscriber", name),)] == 0
+        for reason in ("size", "time", "rejected"):
+            labels = (("subscriber", name), ("reason", reason))
+            assert series[SUBSCRIBER_DROPPED, labels] == 0
+    world.store.unregister("later")
+    left = {(one.metric, one.labels) for one in world.store.metrics.snapshot()}
+    assert (SUBSCRIBER_LOST, (("subscriber", "later"),)) not in left
+    assert (SUBSCRIBER_LOST, (("subscriber", "first"),)) in left

@@ -18,17 +18,22 @@ from quiver.fsck.dump import dump
 from quiver.fsck.repair import Plan
 from quiver.fsck.verify import verify
 from quiver.wal.files import ACTIVE
-from tests.support.stores import World
+from tests.support.rust import batches_of
+from tests.support.stores import World, number_of
 from tests.support.wal import as_v1
 
+RUN = "keys/00000000000000000001-00000000000000000001"
 LEFTOVER = "segments/0000000000000099.qseg.tmp"
 
 
 def crashed() -> World:
-    """A store whose process died: a segment, a subscriber, and bundles in the log only."""
+    """A store whose process died: a segment, a subscriber, a key in a run, and bundles in the
+    log only."""
     world = World()
     world.store.register("reader")
-    world.sealed(0, 1)
+    world.put(0, key="k").wait()
+    world.sealed(1)
+    world.store.register("another")  # writes a checkpoint
     world.put_durable(2, 3)
     return world
 
@@ -50,18 +55,23 @@ def with_type(data: bytes) -> bytes:
     return resealed(data[:68] + b"\x7f" + data[69:], 68, end, decode_header(data).framing.seed)
 
 
-def with_tag(data: bytes) -> bytes:
-    """Each bundle gets a tag from the future."""
+def with_tag(data: bytes, first: int = 0) -> bytes:
+    """Each bundle, from one on, gets a tag from the future."""
     seed = decode_header(data).framing.seed
-    out, at = data[:64], 64
+    out, at, bundles = data[:64], 64, 0
     while length := int.from_bytes(data[at : at + 4], "little"):
         body = data[at + 4 : at + 4 + length]
-        if body[0] == 64:
+        bundles += body[0] == 64
+        if body[0] == 64 and bundles > first:
             ext = struct.pack("<BI", 77, 0)
             body = body[:57] + struct.pack("<I", len(ext)) + ext + body[61:]
         out += struct.pack("<I", len(body)) + body + struct.pack("<I", zlib.crc32(body, seed))
         at += 8 + length
     return out + bytes(64)
+
+
+def with_tag_in_last(data: bytes) -> bytes:
+    return with_tag(data, 1)
 
 
 def with_flags(data: bytes) -> bytes:
@@ -70,11 +80,18 @@ def with_flags(data: bytes) -> bytes:
     return body + struct.pack("<I", zlib.crc32(body))
 
 
+def with_version(at: int) -> Callable[[bytes], bytes]:
+    """A small file whose number at an offset becomes 2."""
+    return lambda data: resealed(data[:at] + b"\x02\0" + data[at + 2 :], 0, len(data) - 4)
+
+
 NEWER = [
     (ACTIVE, with_head(10, b"\x03\0"), "version 3"),
     (ACTIVE, with_head(46, b"\0\x80"), "flags 0x8000"),
     (ACTIVE, with_type, "type 127"),
     (ACTIVE, with_tag, "tag 77"),
+    (RUN, with_version(8), "version 2"),
+    ("quiver.state", with_version(12), "flags 0x0002"),
     ("quiver.sub.reader", with_flags, "flags 0x0001"),
 ]
 
@@ -105,6 +122,35 @@ def test_a_newer_file_refuses_the_store_and_nothing_is_touched(
         assert [path in one and named in one for one in told] == [True]
     with pytest.raises(UnsupportedVersion, match=named):
         Plan(disk)
+
+
+def test_a_dump_saves_what_lies_before_and_behind_a_newer_part_of_the_log() -> None:
+    """Scenario: of three log files one has a head, or an entry, of a newer version.
+
+    Guarantee: a dump names it and saves the bundles of the others, and of the same file those
+    before the entry; nothing is called lost.
+    """
+    world = World()
+    world.put_durable(0, 1)
+    world.kill()  # a log that is found is never appended to
+    world.put_durable(2, 3)
+    world.kill()
+    world.put_durable(4, 5)
+    image = world.raw.image()
+    logs = ["wal/quiver.wal.1", "wal/quiver.wal.2", ACTIVE]
+    assert [path for path in sorted(image) if "quiver.wal" in path] == sorted(logs)
+    for number, path in enumerate(logs):
+        others = [n for n in range(6) if n // 2 != number]
+        for edit, before in ((with_head(10, b"\x03\0"), []), (with_tag_in_last, [2 * number])):
+            disk = Disk(MemoryDisk.from_image(image | {path: edit(image[path])}))
+            out = Disk(MemoryDisk())
+            result = dump(disk, out)
+            saved = [number_of(batches_of(one, out)[0]) for one in result.saved]
+            assert saved == sorted(others + before)
+            assert (result.lost, result.damage, len(result.newer)) == ((), (), 1)
+            assert path in result.newer[0]
+            verdict = verify(disk)
+            assert (verdict.problems, verdict.lost_bundles, verdict.newer) == ((), 0, result.newer)
 
 
 def test_a_log_of_version_1_opens_and_serves() -> None:

@@ -16,6 +16,7 @@ from quiver.disk.memory import MemoryDisk
 from quiver.errors import UnsupportedVersion
 from quiver.format.crc import crc32, crc32c
 from quiver.format.floor import FLOOR_PATH
+from quiver.format.guard import SEAL_SIZE
 from quiver.format.segment import FOOTER_SIZE, TRAILER_SIZE
 from quiver.format.stage import StageKey, stage_path
 from quiver.fsck.dump import dump
@@ -24,19 +25,22 @@ from quiver.fsck.repair import Plan
 from quiver.fsck.summary import summarize
 from quiver.fsck.verify import verify
 from tests.support.rust import Image, batches_of
-from tests.support.stores import World, batch, number_of
+from tests.support.stores import World, batch, flipped, number_of
 
 SEGMENT = "segments/0000000000000001.qseg"
 STAGED = stage_path(StageKey("app", 1, "a1").id, 0)
+RUN = "keys/00000000000000000001-00000000000000000001"
 LEFTOVER = "segments/0000000000000099.qseg.tmp"
 
 
 def store() -> World:
     """Three segments that the log has let go, a staged attempt, a subscriber that has acked
-    the first bundle."""
+    the first bundle, and a key in a run."""
     world = World()
     reader = world.store.subscribe("reader", follow=False)
-    for number in range(3):
+    world.put(0, key="k").wait()
+    world.sealed(1)
+    for number in range(1, 3):
         world.sealed(2 * number, 2 * number + 1)
     bundle = next(iter(reader))
     bundle.ack()
@@ -66,6 +70,9 @@ NEWER: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "floor version": (FLOOR_PATH, head(8, 2)),
     "floor flag": (FLOOR_PATH, head(12, 0x8003)),
     "checkpoint": ("quiver.state", head(8, 9)),
+    "checkpoint flag": ("quiver.state", head(12, 0x8000)),
+    "key run": (RUN, head(8, 2)),
+    "rotten segment": (SEGMENT, lambda data: flipped(footer(data), 300)),
     "progress": ("quiver.sub.reader", head(8, 2, crc32c)),
 }
 
@@ -120,7 +127,7 @@ def test_the_tools_say_so_and_touch_nothing(kind: str) -> None:
     result = dump(disk, out)
     assert (result.lost, result.damage, result.newer) == ((), (), (what,))
     saved = [number_of(batches_of(one, out)[0]) for one in result.saved]
-    assert saved == ([0, 1, 4, 5] if kind == "segment" else [0, 1, 2, 3, 4, 5])
+    assert saved == ([0, 1, 4, 5] if path == SEGMENT else [0, 1, 2, 3, 4, 5])
     assert json.loads(out.read("lost.json"))["newer"] == [what]
     with pytest.raises(UnsupportedVersion):
         Plan(disk)
@@ -129,10 +136,11 @@ def test_the_tools_say_so_and_touch_nothing(kind: str) -> None:
     assert unchanged(raw, image)
 
 
-def test_exit_codes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["segment", "key run"])
+def test_exit_codes(kind: str, tmp_path: Path) -> None:
     """Scenario: the same from the command line. Guarantee: exit code 3 from all of them, and
     what only a newer version can read is named."""
-    path, image = newer("segment")
+    path, image = newer(kind)
     for name, data in image.items():
         (tmp_path / "s" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "s" / name).write_bytes(data)
@@ -147,17 +155,27 @@ def test_exit_codes(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 3, (command, done.output)
         assert path in done.output
-    found = {p.relative_to(tmp_path / "s").as_posix() for p in (tmp_path / "s").rglob("*.*")}
-    assert found == image.keys()
+    there = [p for p in (tmp_path / "s").rglob("*") if p.is_file() and p.name != "LOCK"]
+    assert {p.relative_to(tmp_path / "s").as_posix() for p in there} == image.keys()
 
 
-def test_a_rotten_version_is_damage() -> None:
-    """Scenario: a flipped byte makes a segment's version 3, and its checksum disagrees.
-    Guarantee: that is damage, and no newer version."""
+@pytest.mark.parametrize("where", ["version", "length", "footer"])
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_rotten_version_is_damage(where: str, guarded: bool) -> None:
+    """Scenario: a flipped byte makes a segment's version 3, or its footer longer than it is, and
+    its checksum disagrees; or all of its footer is overwritten. Guarantee: that is damage, and
+    no newer version."""
     image = dict(store().raw.image())
     data = image[SEGMENT]
-    at = len(data) - TRAILER_SIZE - FOOTER_SIZE
-    image[SEGMENT] = data[:at] + b"\x03" + data[at + 1 :]
+    end = len(data) - TRAILER_SIZE
+    at = end - FOOTER_SIZE
+    if not guarded:
+        data = resealed(data[: at - SEAL_SIZE] + bytes(SEAL_SIZE) + data[at:])
+    image[SEGMENT] = {
+        "version": data[:at] + b"\x03" + data[at + 1 :],
+        "length": data[:end] + b"\x24" + data[end + 1 :],
+        "footer": data[:at] + b"\x02\0" + bytes(FOOTER_SIZE - 2) + data[end:],
+    }[where]
     verdict = verify(Disk(MemoryDisk.from_image(image)))
     assert verdict.newer == ()
     assert [problem.file for problem in verdict.problems] == [SEGMENT]

@@ -137,26 +137,37 @@ def test_nothing_need_go_on() -> None:
     assert contents.next_sequence == 9
 
 
+def newer_in(files: dict[str, bytes], salvage: bool) -> UnsupportedVersion:
+    """What only a newer version can read of a log: refused, or listed when salvaging."""
+    if salvage:
+        [listed] = read(files, salvage=True).newer
+        return listed
+    with pytest.raises(UnsupportedVersion) as refused:
+        read(files)
+    return refused.value
+
+
 @pytest.mark.parametrize("salvage", [False, True])
 @pytest.mark.parametrize("kind", [1, 63, 64, 99])
 def test_unknown_types_refuse(kind: int, salvage: bool) -> None:
     """Upstream's next entry type is a bundle too: a log with an entry of a type that this
-    version doesn't know is refused by name, salvaged or not, never read without it."""
+    version doesn't know is refused by name, or named when salvaging, never read without it."""
     log = header() + entry(0) + entry(1, kind, b"k" * 16) + entry(2)
-    with pytest.raises(UnsupportedVersion, match=f"type {kind} .sequence 1") as refused:
-        read({ACTIVE: log}, salvage=salvage)
+    newer = newer_in({ACTIVE: log}, salvage)
+    assert f"type {kind} (sequence 1" in newer.message
     details = {"file": ACTIVE, "offset": 38 + len(entry(0)), "sequence": 1, "type": kind}
-    assert refused.value.details == details
-    with pytest.raises(UnsupportedVersion):
-        read({"wal/quiver.wal.1": log, ACTIVE: header() + entry(3)}, salvage=salvage)
+    assert newer.details == details
+    again = newer_in({"wal/quiver.wal.1": log, ACTIVE: header() + entry(3)}, salvage)
+    assert again.details["type"] == kind
 
 
 @pytest.mark.parametrize("salvage", [False, True])
 def test_a_newer_head_refuses(salvage: bool) -> None:
     """A head of the crate's with another version is a newer one's: its entries may be anything."""
     newer = header()[:10] + b"\x02\0" + header()[12:]
-    with pytest.raises(UnsupportedVersion, match=r"quiver\.wal: .*version 2"):
-        read({ACTIVE: newer + entry(0)}, salvage=salvage)
+    found = newer_in({ACTIVE: newer + entry(0)}, salvage)
+    assert "quiver.wal: " in found.message
+    assert "version 2" in found.message
 
 
 @pytest.mark.parametrize("head", [b"", header()[:20], bytes(38), bytes(500)])
