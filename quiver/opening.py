@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pyarrow as pa
+
 from quiver.background import Background
 from quiver.budget import DiskBudget
 from quiver.clock import Clock
@@ -47,6 +49,9 @@ def open(
             advice="Give one or the other: Config.load(..., **settings) takes both.",
         )
     chosen = Config.load(env={}, **settings) if config is None else config
+    # Arrow looks for pandas when it is first given Python values.  In a put that found no
+    # descriptor free, the import would fail with an error that says nothing about retrying.
+    pa.array([0])
     where = os.fspath(path)
     return Store(
         Disk(PosixDisk(where)),

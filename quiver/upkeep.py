@@ -23,6 +23,7 @@ from typing import Final
 
 from quiver import metrics as m
 from quiver.admission import Admission
+from quiver.disk.descriptors import DESCRIPTORS
 from quiver.errors import Backpressure, QuiverError, Reason, StorageFull
 from quiver.events import CLOCK_JUMPED, STORE_DEGRADED
 from quiver.format.floor import Floor
@@ -151,6 +152,7 @@ class Upkeep:
     def _round(self, patient: bool) -> tuple[Maintenance, QuiverError | None]:
         """What was done, and why segments could not be written, if so."""
         parts = self._parts
+        DESCRIPTORS.refill()
         self._look_at_the_clock()
         self.admission.measure()
         early, need = self.admission.take_pressure()

@@ -10,11 +10,14 @@ still be able to open its next log file then.  So an open that fails with ``EMFI
 caches close the files they keep open for the next read, and some descriptors are kept back:
 it gives one up and tries again.  A descriptor that is closed while
 the reserve is short becomes part of it in one step (``dup3``), so no connection can take it
-in between.
+in between.  Giving one up takes two steps, and another thread may be faster; the interpreter
+lock is kept over the first one, so that no thread of Python's is.  What was lost in that way is
+taken back by upkeep, as soon as descriptors are free.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import resource
@@ -36,6 +39,9 @@ LOOK_SECONDS: Final = 1.0
 """Descriptors are counted at most this often: many stores ask."""
 
 _OPEN_NOW: Final = "/proc/self/fd"
+_close_at_once: Final = ctypes.PyDLL(None).close
+"""Closes without giving up the interpreter lock, as ``os.close`` does: a thread that waits for
+it would take the free number before the open that it is for."""
 
 T = TypeVar("T")
 
@@ -139,10 +145,15 @@ class Descriptors:
         self._empty_caches()
         while True:
             try:
-                return call()
+                result = call()
             except OSError as error:
-                if error.errno != errno.EMFILE or not self._give_up_spare():
-                    raise
+                if error.errno == errno.EMFILE and self._give_up_spare():
+                    continue
+                self.refill()  # what was given up was not used: there is no such file
+                raise
+            if not isinstance(result, int):
+                self.refill()  # a listing has closed it again
+            return result
 
     def close(self, fd: int) -> None:
         """Close a descriptor; while the reserve is short it goes there instead."""
@@ -181,11 +192,16 @@ class Descriptors:
                 while len(self._spares) < self._wanted:
                     self._spares.append(os.dup(self._null))
 
+    def refill(self) -> None:
+        """Take back what the reserve lost, as far as descriptors are free."""
+        if len(self._spares) < self._wanted:
+            self.keep_reserve()
+
     def _give_up_spare(self) -> bool:
         with self.turn:
             if not self._spares:
                 return False
-            os.close(self._spares.pop())
+            _close_at_once(self._spares.pop())
             return True
 
     @property
