@@ -154,7 +154,7 @@ class Recreating:
         refs = [one["ref"] for one in claimed["bundles"]]
         info = self._insist(lambda client: client.get_flight_info(command(stream=self._name)))
         ends = info.endpoints if info is not None else []
-        return Left(claimed["lease"], refs, ends[0].ticket if ends else None)
+        return Left(claimed.get("lease"), refs, ends[0].ticket if ends else None)
 
     def _late(self, left: Left) -> None:
         """The old stream's consumer wakes up: its acks and its ticket are of another stream."""
