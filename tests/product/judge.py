@@ -11,7 +11,8 @@ from quiver.errors import Damage, NotFound
 from quiver.format.state import Loss
 from quiver.ids import BundleRef
 from quiver.subscriber.handle import ClaimedBundle
-from tests.product.facts import Facts, Put, Violation
+from tests.product.copies import log_of
+from tests.product.facts import Facts, Put, Transaction, Violation
 
 if TYPE_CHECKING:
     from tests.product.world import World
@@ -35,9 +36,9 @@ def lost_rows(store: Store) -> list[Loss]:
     return [loss for loss in store.losses if loss.reason != REJECTED]
 
 
-def look(world: World, *, opened: bool = False) -> None:
+def look(world: World, *, opened: bool = False) -> dict[int, BundleRef]:
     """Everything that can be read, against everything sent; a store that was just ``opened``
-    also answers what nobody was answered."""
+    also answers what nobody was answered.  Which put is where."""
     store = world.store
     assert store is not None
     if store.config.deliver == "sealed":
@@ -46,10 +47,13 @@ def look(world: World, *, opened: bool = False) -> None:
     if opened:
         _take_torn(world, found)
         _settle(world.facts, found)
-    _present(store, world.facts, found)
+    _present(world, store, found)
     _ledger(store, world.facts, found)
     _rejects(store, world.facts)
     _reported(store, world.facts)
+    if opened:
+        world.facts.dealt_with(world.disk.image(), found)
+    return found
 
 
 def _found(store: Store, facts: Facts) -> dict[int, BundleRef]:
@@ -80,16 +84,14 @@ def _which(facts: Facts, ref: BundleRef, slots: dict[str, pa.RecordBatch]) -> Pu
     put = facts.puts.get(number)
     if put is None:
         raise Violation("content_equal", f"{ref} holds {number}, which nobody sent")
-    check_equal(facts, put, ref, slots)
+    check_equal(put, ref, slots)
     if put.state == "failed":
         raise Violation("no_phantom", f"{ref} is put {number}, which was told to have failed")
     return put
 
 
-def check_equal(facts: Facts, put: Put, ref: BundleRef, slots: dict[str, pa.RecordBatch]) -> None:
+def check_equal(put: Put, ref: BundleRef, slots: dict[str, pa.RecordBatch]) -> None:
     """What was read is what was sent."""
-    if facts.names_doubtful and len(slots) == len(put.slots):
-        slots = dict(zip(put.slots, sorted(slots.values(), key=_second), strict=True))
     if slots.keys() != put.slots.keys():
         sentence = "names_kept" if len(slots) == len(put.slots) else "content_equal"
         raise Violation(
@@ -98,12 +100,6 @@ def check_equal(facts: Facts, put: Put, ref: BundleRef, slots: dict[str, pa.Reco
     for name, batch in slots.items():
         if not batch.equals(put.slots[name]):
             raise Violation("content_equal", f"{ref} (put {put.number}) differs in {name}")
-
-
-def _second(batch: pa.RecordBatch) -> int:
-    """Which of its bundle's slots a batch is, whatever they are called now."""
-    at: int = batch.column("n")[1].as_py()
-    return at
 
 
 def locate(store: Store, puts: list[Put]) -> None:
@@ -127,7 +123,8 @@ def _take_torn(world: World, found: dict[int, BundleRef]) -> None:
     store says that it cut one and keeps a copy, of the tail or, if it was repaired, of the
     whole log: the one thing it can't put on record."""
     facts = world.facts
-    told = any(path.startswith("quarantine/quiver.wal") for path in world.disk.image())
+    new = world.disk.image().keys() - facts.aside
+    told = any(path.startswith("quarantine/quiver.wal") for path in new)
     for number in facts.unprovable if told else ():
         put = facts.puts[number]
         gone = number not in found and put.state == "durable" and put.ref is not None
@@ -152,15 +149,27 @@ def _settle(facts: Facts, found: dict[int, BundleRef]) -> None:
         elif put.state in ("asked", "unknown"):
             put.state = "failed"
             facts.unanswered.add(number)
-    for (app, version), phase in facts.commits.items():
-        states = {p.state for p in facts.puts.values() if p.transaction == (app, version)}
-        if phase == "asked" and len(states) > 1 and not facts.damaged:
-            raise Violation("commit_whole", f"{app} {version} is there in part")
+    for one in facts.commits.values():
+        if one.phase == "asked":
+            _settle_commit(facts, one)
 
 
-def _present(store: Store, facts: Facts, found: dict[int, BundleRef]) -> None:
+def _settle_commit(facts: Facts, one: Transaction) -> None:
+    """All of it is there, or nothing, but for what damage touched."""
+    puts = one.attempts.values()
+    missing = [put.number for put in puts if put.state != "durable"]
+    if len(missing) == len(puts):
+        one.phase = "staged"
+        return
+    one.phase = "answered"
+    if not facts.touched.issuperset(missing):
+        raise Violation("commit_whole", f"{one.app} {one.version} is there without {missing}")
+
+
+def _present(world: World, store: Store, found: dict[int, BundleRef]) -> None:
     """What was promised is there; or everyone has finished it; or it is on record, with a
     reason that can be true."""
+    facts = world.facts
     # The log's damage may hide which bundle it cost: a row counts it, as one of at most so many.
     unnamed = sum(loss.bundles for loss in lost_rows(store) if loss.indexes == ())
     for put in facts.promised():
@@ -174,7 +183,7 @@ def _present(store: Store, facts: Facts, found: dict[int, BundleRef]) -> None:
         rows = [loss for loss in lost_rows(store) if covers(loss, put.ref)]
         if rows:
             facts.recorded.add(put.number)
-            _reasons(facts, put, rows)
+            _reasons(world, put, rows)
         elif put.number in facts.forgotten and _ledger_was_lost(store):
             facts.unnamed.add(put.ref)
         elif touched and unnamed:
@@ -185,20 +194,29 @@ def _present(store: Store, facts: Facts, found: dict[int, BundleRef]) -> None:
             raise Violation(
                 "loss_on_record" if touched else "durable_present",
                 f"{put.ref} (put {put.number}) is missing and not on record;"
-                f" damage: {facts.damaged[-3:]}",
+                f" damage: {facts.history[-3:]}",
             )
 
 
-def _reasons(facts: Facts, put: Put, rows: list[Loss]) -> None:
+def _reasons(world: World, put: Put, rows: list[Loss]) -> None:
     """What is on record was dropped by a policy in force, or touched by damage."""
-    if all(row.reason in POLICIES for row in rows):
-        if not facts.policy_drops:
-            raise Violation("durable_present", f"{put.ref} was dropped by {rows[0].reason}")
-    elif put.number not in facts.touched:
+    facts = world.facts
+    by_policy = all(row.reason in POLICIES for row in rows)
+    world.effects.add("dropped" if by_policy else "lost")
+    if by_policy:
+        for row in rows:
+            if row.reason not in world.policies:
+                raise Violation("drops_by_policy", f"{put.ref}: no setting says {row.reason}")
+            if row.reason == "time" and not world.may_be_too_old(put):
+                raise Violation("drops_by_policy", f"{put.ref} was dropped, and is not so old")
+        return
+    if put.number in facts.halved and not log_of(world.disk.image()).has(put.ref):
+        return  # the log was retired before anybody noticed
+    if put.number not in facts.touched:
         raise Violation(
             "damage_bounded",
-            f"{put.ref} (put {put.number}) is lost, and no damage touched it;"
-            f" damage: {facts.damaged[-3:]}",
+            f"{put.ref} (put {put.number}) is lost, and damage left a copy of it;"
+            f" damage: {facts.history[-3:]}",
         )
 
 
@@ -221,6 +239,7 @@ def _ledger(store: Store, facts: Facts, found: dict[int, BundleRef]) -> None:
     by_ref = facts.by_ref()
     for loss in lost_rows(store):
         if loss.reason in POLICIES:
+            _dropped(facts, loss, readable)
             continue
         # Asked again: what was read first may have been lost by what was found after it.
         false = [ref for ref in readable if covers(loss, ref) and _is_readable(store, ref)]
@@ -243,6 +262,23 @@ def _ledger(store: Store, facts: Facts, found: dict[int, BundleRef]) -> None:
             told = loss.subscribers.get(name, 0)
             if not sub.doubtful and told + len(soft) < len(owed):
                 raise Violation("loss_on_record", f"{loss}: {name} had not finished {owed}")
+
+
+def _dropped(facts: Facts, loss: Loss, readable: set[BundleRef]) -> None:
+    """A row of what a policy dropped counts those who still needed it."""
+    by_ref = facts.by_ref()
+    gone = [
+        ref
+        for ref, put in by_ref.items()
+        if covers(loss, ref) and put.state == "durable" and ref not in readable
+        if not facts.may_be_released(put)
+    ]
+    if loss.bundles < len(gone):
+        raise Violation("loss_counted", f"{loss}: {len(gone)} bundles were dropped")
+    for name, sub in facts.subs.items():
+        owed = [r for r in gone if not sub.finished(r) and by_ref[r].number not in sub.absent]
+        if not sub.doubtful and loss.subscribers.get(name, 0) < len(owed):
+            raise Violation("loss_on_record", f"{loss}: {name} had not finished {owed}")
 
 
 def _rejects(store: Store, facts: Facts) -> None:
@@ -295,10 +331,33 @@ def delivered(world: World, name: str, bundle: ClaimedBundle) -> None:
     put = facts.puts.get(number)
     if put is None or put.state == "failed":
         raise Violation("no_phantom", f"{name} was given {bundle.ref}: {number}")
-    check_equal(facts, put, bundle.ref, slots)
+    check_equal(put, bundle.ref, slots)
+    if put.transaction is not None:
+        shown(facts, put, bundle.ref)
     sub = facts.subs.get(name)
     if sub is not None and bundle.ref in sub.hard and not sub.doubtful:
         raise Violation("acks_kept", f"{name} has durably finished {bundle.ref}; it came again")
+
+
+def shown(facts: Facts, put: Put, ref: BundleRef) -> None:
+    """A bundle of a transaction was seen: so all of it is committed."""
+    assert put.transaction is not None
+    one = facts.commits[put.transaction]
+    for part in one.attempts.values() if one.phase == "asked" else ():
+        if part.state == "unknown":
+            part.state = "durable"
+    put.ref = put.ref or ref
+    one.phase = "answered"
+
+
+def _commits_located(world: World, store: Store, found: dict[int, BundleRef]) -> None:
+    """A commit is answered without refs, and may get its places later; by now it has them."""
+    facts = world.facts
+    for put in facts.promised():
+        if put.ref is not None or put.number in found or put.number in facts.touched:
+            continue
+        if not any(row.reason in POLICIES for row in lost_rows(store)):
+            raise Violation("durable_present", f"put {put.number} of a commit is nowhere")
 
 
 def at_the_end(world: World) -> None:
@@ -306,7 +365,8 @@ def at_the_end(world: World) -> None:
     store = world.store
     assert store is not None
     store.flush()
-    look(world)
+    found = look(world)
+    _commits_located(world, store, found)
     for name, sub in list(world.facts.subs.items()):
         given = world.drain(name)
         for put in world.facts.promised():

@@ -46,7 +46,8 @@ class Tally:
     runs: int = 0
     steps: int = 0
     puts: int = 0
-    losses: int = 0
+    damages: int = 0
+    taken: set[str] = field(default_factory=set)
     seconds: float = 0.0
     findings: list[Finding] = field(default_factory=list)
 
@@ -72,7 +73,8 @@ def try_one(seed: int, number: int, profile: Profile, tally: Tally) -> None:
     tally.runs += 1
     tally.steps += len(run.steps)
     tally.puts += len(run.world.facts.puts)
-    tally.losses += len(run.world.facts.touched)
+    tally.damages += len(run.world.facts.history)
+    tally.taken |= run.taken
     tally.seconds += time.monotonic() - began
 
 
@@ -159,8 +161,8 @@ def main() -> int:
         first = next(one for one in tally.findings if one.sentence == sentence)
         print(f"{count:5} {first}\n")  # noqa: T201 - a command
     print(  # noqa: T201 - a command
-        f"{tally.runs:,} runs, {tally.steps:,} steps, {tally.puts:,} puts, {tally.losses:,} touched"
-        f" by damage, {len(tally.findings)} findings, {tally.seconds:.0f} s"
+        f"{tally.runs:,} runs, {tally.steps:,} steps, {tally.puts:,} puts, {tally.damages:,} files"
+        f" damaged, {len(tally.findings)} findings, {tally.seconds:.0f} s"
     )
     return 1 if tally.findings else 0
 

@@ -14,6 +14,8 @@ from tests.product.world import World
 SLOTS: Final = tuple(f"Slot{n}" for n in range(40))
 """Many: new names keep coming, also while upkeep is at work."""
 NAMES: Final = ("ada", "bob")
+APPS: Final = ("app", "batch")
+"""Writers of transactions: a version of one says nothing of the other's."""
 TINY: Final[Mapping[str, Any]] = {
     "reserve": 0,
     "validation": "off",
@@ -25,7 +27,6 @@ TINY: Final[Mapping[str, Any]] = {
 CHANGES: Final[tuple[Mapping[str, Any], ...]] = (
     {"deliver": "sealed"},
     {"deliver": "durable"},
-    {"read_mode": "pread"},
     {"durability": "segment_only"},
     {"durability": "wal"},
     {"segment": {"target_size": 1024, "max_bundles": 2, "max_unfinalized": 2}},
@@ -35,7 +36,17 @@ CHANGES: Final[tuple[Mapping[str, Any], ...]] = (
     {"retention": {"keep_after_finish": 5.0}},
     {"retention": {}},
     {"idempotency": {"window_count": 1000}},
+    {"wal": {**TINY["wal"], "flush": "every"}},
+    {"wal": {**TINY["wal"], "flush": "interval"}},
+    {"retention": {"size_cap": 65536, "size_cap_policy": "backpressure"}},
 )
+MAPPED: Final[tuple[Mapping[str, Any], ...]] = (
+    {"read_mode": "mmap", "verify": "once"},
+    {"read_mode": "pread", "verify": "always"},
+)
+"""Not where segments rot while they are read: what is mapped is verified once."""
+OLD: Final = 1.0
+"""Hours after which a policy drops data, in the profile that has one."""
 
 
 BESIDE: Final[Mapping[str, int]] = {
@@ -60,6 +71,8 @@ class Profile:
     """Settings that may change between two starts."""
     beside: Mapping[str, int] = field(default_factory=lambda: BESIDE)
     """What may happen inside upkeep, how often."""
+    effects: frozenset[str] = frozenset()
+    """What must have come of it in some of its runs."""
 
 
 BASE: Final[Mapping[str, int]] = {
@@ -72,30 +85,65 @@ BASE: Final[Mapping[str, int]] = {
     "consume": 14,
     "flush_progress": 6,
     "unregister": 1,
-    "transaction": 3,
+    "transaction": 4,
+    "again": 3,
+    "abort": 2,
     "close": 2,
     "kill": 4,
     "cut": 4,
     "die": 3,
     "read": 4,
 }
+WITHOUT_LOG: Final = {
+    name: weight for name, weight in BASE.items() if name not in ("transaction", "again", "abort")
+}
 MEANWHILE: Final = {"meanwhile": 34}
 PROFILES: Final = (
     Profile("plain", BASE),
     Profile("meanwhile", {**BASE, **MEANWHILE}),
-    Profile("rot", {**BASE, "rot_segment": 14, "read": 12, "maintain": 16}),
-    Profile("rot_log", {**BASE, "rot_log": 8, "rot_small": 3}),
+    Profile(
+        "rot",
+        {**BASE, "rot_segment": 14, "read": 12, "maintain": 16},
+        effects=frozenset({"lost"}),
+    ),
+    Profile(
+        "rot_log",
+        {**BASE, "rot_log": 8, "rot_small": 3, "rot_keys": 2},
+        effects=frozenset({"repaired", "lost"}),
+    ),
+    Profile("rot_stages", {**BASE, "transaction": 16, "again": 10, "rot_stage": 10}),
     Profile("rot_meanwhile", {**BASE, **MEANWHILE, "rot_segment": 12, "read": 8}),
-    Profile("settings", {**BASE, "settings": 14}),
-    Profile("clock", {**BASE, "jump": 14, "repeat": 20}),
+    Profile("settings", {**BASE, "settings": 14}, changes=(*CHANGES, *MAPPED)),
+    Profile("clock", {**BASE, "jump": 14, "repeat": 20, "again": 8}),
     Profile(
         "clock_age",
         {**BASE, "jump": 14},
         {"retention": {"max_retain_after_ingestion_hours": 40.0}},
     ),
+    Profile(
+        "age",  # what is too old is dropped, needed or not
+        {**BASE, "wait": 10, "maintain": 16, "rot_segment": 2, "die": 8},
+        {"retention": {"max_retain_after_ingestion_hours": OLD}},
+        effects=frozenset({"dropped", "died"}),
+    ),
+    Profile(
+        "cap",  # what is too much is dropped, oldest first
+        {**BASE, "maintain": 16, "many": 20, "rot_segment": 2, "die": 8},
+        {"retention": {"size_cap": 40960, "size_cap_policy": "drop_oldest"}},
+        effects=frozenset({"dropped", "died"}),
+    ),
     Profile("newer", {**BASE, "newer": 14}),
-    Profile("segment_only", {**BASE, "rot_segment": 4, "read": 6}, {"durability": "segment_only"}),
-    Profile("full", {**BASE, "squeeze": 12, "relax": 8, "repeat": 10}, {"reserve": 2048}),
+    Profile(
+        "segment_only",  # transactions need the log
+        {**WITHOUT_LOG, "rot_segment": 4, "read": 6},
+        {"durability": "segment_only"},
+    ),
+    Profile(
+        "full",
+        {**BASE, "squeeze": 12, "relax": 8, "repeat": 10},
+        {"reserve": 2048},
+        effects=frozenset({"refused"}),
+    ),
     Profile(
         "deliver",  # acked before it is written, and shown only then after the next start
         {**BASE, "settings": 14, "flush_progress": 24, "consume": 28, "flush": 1, "maintain": 1},
@@ -108,18 +156,23 @@ PROFILES: Final = (
     Profile(
         "dying",  # inside upkeep that deletes
         {**BASE, "die": 26, "consume": 30, "maintain": 24, "many": 20},
+        effects=frozenset({"died", "died opening"}),
     ),
     Profile(
         "commits",
-        {**BASE, **MEANWHILE, "transaction": 24, "die": 10},
-        beside={**BESIDE, "transaction": 12, "put": 16},
+        {**BASE, **MEANWHILE, "transaction": 24, "again": 10, "abort": 4, "die": 10},
+        beside={**BESIDE, "transaction": 12, "again": 6, "abort": 2, "put": 16},
     ),
     Profile(
         "rot_full",  # what damage left is rebuilt, and can't be written
         {**BASE, "rot_segment": 14, "read": 14, "squeeze": 12, "relax": 6, "maintain": 16},
         {"reserve": 4096},
     ),
-    Profile("bad_sync", {**BASE, "bad_sync": 14, "repeat": 14}),
+    Profile(
+        "bad_sync",
+        {**BASE, "bad_sync": 14, "repeat": 14},
+        effects=frozenset({"poisoned"}),
+    ),
     Profile("bad_sync_meanwhile", {**BASE, **MEANWHILE, "bad_sync": 12, "repeat": 10}),
     Profile(
         "mix",
@@ -129,6 +182,9 @@ PROFILES: Final = (
             "rot_segment": 6,
             "rot_log": 2,
             "rot_small": 1,
+            "rot_keys": 1,
+            "rot_stage": 1,
+            "newer": 2,
             "settings": 5,
             "jump": 4,
             "squeeze": 4,
@@ -136,9 +192,12 @@ PROFILES: Final = (
             "bad_sync": 3,
             "read": 8,
         },
+        effects=frozenset({"died", "lost", "repaired", "poisoned", "refused"}),
     ),
 )
 LENGTH: Final = (20, 60)
+MONTHS: Final = 6_000_000.0
+"""Seconds, more than a committed version is remembered for."""
 RESTART: Final = 0.4
 """Chance, after each step, that a poisoned store is ended."""
 
@@ -152,6 +211,8 @@ class Run:
         self.settings = {**TINY, **profile.settings}
         self.world = World(self._rng, dict(self.settings))
         self.steps: list[str] = []
+        self.taken: set[str] = set()
+        """Steps that were really taken: to their end, and with something to be done to."""
         self._version = 0
         self._keys = 0
 
@@ -168,7 +229,8 @@ class Run:
             for name in names:
                 self.steps.append(name)
                 with self.world.mortal():
-                    getattr(self, f"_{name}")()
+                    if getattr(self, f"_{name}")() is not False:
+                        self.taken.add(name)
                 self._start_again()
                 self._open()
                 self.world.clock.advance(0.05)
@@ -180,6 +242,7 @@ class Run:
             self._open()
             judge.at_the_end(self.world)
         finally:
+            self.taken |= self.world.effects
             self.world.end()
 
     def _start_again(self) -> None:
@@ -221,10 +284,11 @@ class Run:
         for _ in range(self._rng.randint(2, 6)):
             self._put()
 
-    def _repeat(self) -> None:
+    def _repeat(self) -> bool:
         keyed = [p for p in self.world.facts.promised() if p.key is not None]
         if keyed:
             self.world.repeat(self._rng.choice(keyed))
+        return bool(keyed)
 
     # Upkeep
 
@@ -260,14 +324,31 @@ class Run:
     def _flush_progress(self) -> None:
         self.world.flush_progress()
 
-    def _unregister(self) -> None:
+    def _unregister(self) -> bool:
         names = sorted(self.world.facts.subs)
         if names:
             self.world.unregister(self._rng.choice(names))
+        return bool(names)
 
-    def _transaction(self) -> None:
+    def _transaction(self) -> bool:
         self._version += 1
-        self.world.transaction("app", self._version, self._rng.randint(1, 3))
+        then = self._rng.choices(("commit", "leave", "abort"), (7, 2, 1))[0]
+        return self.world.transaction(
+            self._rng.choice(APPS), self._version, self._rng.randint(1, 3), then
+        )
+
+    def _again(self) -> bool:
+        """A commit that was asked for, answered, aborted or never begun comes (again)."""
+        known = list(self.world.facts.commits.values())
+        if known:
+            self.world.commit_again(self._rng.choice(known), others=self._rng.random() < 0.5)
+        return bool(known)
+
+    def _abort(self) -> bool:
+        known = list(self.world.facts.commits.values())
+        if known:
+            self.world.abort(self._rng.choice(known))
+        return bool(known)
 
     # Several at once
 
@@ -312,11 +393,15 @@ class Run:
     # The clock
 
     def _jump(self) -> None:
-        self.world.clock.jump(self._rng.choice((-360_000.0, -60.0, 60.0, 360_000.0)))
+        self.world.clock.jump(self._rng.choice((-360_000.0, -60.0, 60.0, 360_000.0, MONTHS)))
         if self._rng.random() < 0.5:
             self.world.maintain()
         if self._rng.random() < 0.5:
             self.world.clock.jump(self._rng.choice((-360_000.0, 360_000.0)))
+
+    def _wait(self) -> None:
+        """Time passes, on both clocks."""
+        self.world.clock.advance(self._rng.choice((300.0, 900.0, 2400.0)))
 
     # The disk
 
@@ -345,10 +430,10 @@ class Run:
         )
         return self._rng.choice(paths) if paths else None
 
-    def _rot(self, path: str | None) -> None:
-        """One byte changes, or the file is cut."""
+    def _rot(self, path: str | None) -> bool:
+        """One byte changes, or the file is cut; whether there is such a file."""
         if path is None:
-            return
+            return False
         data = bytearray(self.world.disk.image()[path])
         at = self._rng.randrange(len(data))
         if self._rng.random() < 0.85:
@@ -359,28 +444,40 @@ class Run:
             what = f"cut at {at}"
         self.steps.append(f"{path}:{what}")
         self.world.damage(path, bytes(data), what)
+        return True
 
-    def _newer(self) -> None:
+    def _newer(self) -> bool:
         """A newer version was here, and went again."""
         self.world.kill()
         image = self.world.disk.image()
-        paths = [path for path in sorted(image) if newer(path, image[path]) is not None]
+        marks = self.world.facts.marks
+        paths = [p for p in sorted(image) if p not in marks and newer(p, image[p]) is not None]
         if paths:
             path = self._rng.choice(paths)
             data = newer(path, image[path])
             assert data is not None
             self.steps.append(path)
             self.world.newer(path, data)
+        return bool(paths)
 
-    def _rot_segment(self) -> None:
-        self._rot(self._pick(suffix=".qseg", prefix="segments/"))
+    def _rot_segment(self) -> bool:
+        return self._rot(self._pick(suffix=".qseg", prefix="segments/"))
 
-    def _rot_log(self) -> None:
+    def _rot_log(self) -> bool:
         """Only while the store is down: a running one holds its log's file open."""
         self.world.kill()
-        self._rot(self._pick(prefix="wal/quiver.wal"))
+        return self._rot(self._pick(prefix="wal/quiver.wal"))
 
-    def _rot_small(self) -> None:
+    def _rot_keys(self) -> bool:
+        self.world.kill()
+        return self._rot(self._pick(prefix="keys/"))
+
+    def _rot_stage(self) -> bool:
+        """Only while the store is down: what it staged itself it does not check again."""
+        self.world.kill()
+        return self._rot(self._pick(prefix="stages/", suffix=".qstage"))
+
+    def _rot_small(self) -> bool:
         self.world.kill()
         path = self._rng.choice(("quiver.state", "quiver.sub.", "segments/quiver.segment.seq"))
-        self._rot(self._pick(prefix=path))
+        return self._rot(self._pick(prefix=path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import random
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -12,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from quiver.clock import ManualClock
+from quiver.committing import Committed
 from quiver.config import Config
 from quiver.disk.disk import Disk
 from quiver.disk.oplog import Op, Sync, SyncDir
@@ -23,6 +25,7 @@ from quiver.errors import (
     NotFound,
     Poisoned,
     QuiverError,
+    StageNotFound,
     StorageFault,
     UnsupportedVersion,
 )
@@ -30,13 +33,14 @@ from quiver.fsck.mend import mend
 from quiver.ids import BundleRef
 from quiver.memory import MemoryBudget
 from quiver.receipt import Receipt
+from quiver.segment.info import segment_path
 from quiver.subscription import Subscription
 from tests.crash.chance import decided
 from tests.crash.disk import CrashDisk, Fold, Killed, Record
 from tests.crash.scheduler import Scheduler, Task, simulated
 from tests.crash.states import State, states
 from tests.product import copies, judge
-from tests.product.facts import Facts, Put, Sub, Violation
+from tests.product.facts import Facts, Mark, Put, Sub, Transaction, Violation
 
 SECTOR: Final = 128
 PATIENCE: Final = 6
@@ -75,6 +79,10 @@ class World:
         self.settings = settings
         self.memory: MemoryBudget | None = None
         """What open segments may take, from the next open on."""
+        self.effects: set[str] = set()
+        """What has come of the trouble so far: the suite is to show that it came at all."""
+        self._policies: set[str] = set()
+        self._min_age = math.inf
         self._numbers = count()
         self._receipts: list[tuple[Put, Receipt]] = []
         self._waiting: dict[int, Put] = {}
@@ -160,6 +168,7 @@ class World:
 
     def _open(self) -> None:
         self.store = None
+        self._note_policies()
         self.store = Store(
             Disk(self.disk), self.config, where="product", clock=self.clock, memory=self.memory
         )
@@ -167,9 +176,30 @@ class World:
     def _check_sound(self) -> None:
         """Nobody has damaged anything: so the open has found nothing damaged, lost or gone."""
         report = self._open_store().report
-        found = [*report.lost, *report.reclaimed, *report.quarantined]
-        if found and not self.facts.damaged:
-            raise Violation("no_false_damage", f"the open has found damage: {found}")
+        seqs = {*report.reclaimed, *(loss.segment_seq for loss in report.lost)}
+        paths = {segment_path(seq) for seq in seqs}
+        paths |= {_before_quarantine(path) for path in report.quarantined}
+        marked = self.facts.marks.keys()
+        # Another file's damage may say of any segment that it is missing something.
+        if all(path.endswith(".qseg") for path in marked) and paths - marked:
+            raise Violation("no_false_damage", f"the open has found damage: {sorted(paths)}")
+
+    @property
+    def policies(self) -> set[str]:
+        """Reasons for which the settings of this run may ever have let data be dropped."""
+        return self._policies
+
+    def may_be_too_old(self, put: Put) -> bool:
+        """Whether an age limit may have dropped it by now."""
+        return self.clock.monotonic() - put.at >= self._min_age
+
+    def _note_policies(self) -> None:
+        retention = self.config.retention
+        if retention.size_cap is not None and retention.size_cap_policy == "drop_oldest":
+            self._policies.add("size")
+        if retention.max_age is not None:
+            self._policies.add("time")
+            self._min_age = min(self._min_age, retention.max_age)
 
     def _check_refusal(self, refusal: Damage) -> None:
         if not self.facts.refusable:
@@ -177,8 +207,6 @@ class World:
 
     def repair(self) -> None:
         """What an operator does with what damage left."""
-        if self.facts.refusable & {"state", "keys"}:
-            self.facts.keys_doubtful = True
         try:
             mend(Disk(self.disk), self.clock, where="product")
         except Killed:
@@ -187,7 +215,7 @@ class World:
             raise
         except Exception as error:
             raise Violation("opens", f"repair failed: {type(error).__name__}: {error}") from error
-        self.facts.refusable.clear()
+        self.effects.add("repaired")
 
     def close(self) -> None:
         """A clean end; what was acked is durable then."""
@@ -216,6 +244,8 @@ class World:
         self._settle_receipts()
         self._begin(self.rng.choice(list(states(self._fold, self.rng, SECTOR))))
         self.store = None
+        for one in self.facts.commits.values():
+            one.doubtful |= one.phase == "aborted"  # its files' names may be back
 
     def _settle_receipts(self) -> None:
         """What was answered by now; the rest nobody knows."""
@@ -254,7 +284,7 @@ class World:
             )
             for at, slot in enumerate(slots)
         }
-        put = self.facts.puts[number] = Put(number, batch, key)
+        put = self.facts.puts[number] = Put(number, batch, key, at=self.clock.monotonic())
         return put
 
     def put(self, slots: list[str], key: str | None = None, *, wait: bool = True) -> None:
@@ -272,9 +302,11 @@ class World:
         try:
             receipt = store.put(put.slots, key=put.key)
         except Poisoned:
+            self.effects.add("poisoned")
             put.state = "unknown"
             return None
         except NOT_NOW as error:
+            self.effects.add("refused")
             put.state = "failed" if isinstance(error, Busy) else "unknown"
             return None
         if poisoned:
@@ -318,7 +350,8 @@ class World:
         except NOT_NOW:
             return
         except KeyConflict as error:
-            raise Violation("keys_kept", f"put {put.number} conflicts with itself") from error
+            self._check_conflict(put, error)
+            return
         if put.state != "durable":
             self._settle_repeat(put, receipt)
             return
@@ -332,7 +365,7 @@ class World:
             self._settle_repeat(put, receipt)
             self.facts.touched.discard(put.number)
             return
-        if not receipt.duplicate and not self.facts.keys_doubtful:
+        if not receipt.duplicate and put.number not in self.facts.keys_doubtful:
             raise Violation(
                 "keys_kept",
                 f"put {put.number} was {put.ref}; sent again it is {receipt.ref}"
@@ -344,6 +377,12 @@ class World:
         if not receipt.duplicate:
             self.facts.doubled.add(put.number)
 
+    def _check_conflict(self, put: Put, error: KeyConflict) -> None:
+        """Only if nothing but the damaged checkpoint knew which number its slot had: that is in
+        the hash of its content."""
+        if put.number not in self.facts.keys_doubtful:
+            raise Violation("keys_kept", f"put {put.number} conflicts with itself") from error
+
     def _settle_repeat(self, put: Put, receipt: Receipt) -> None:
         if put.state == "durable" and put.ref is not None:
             self.facts.replaced.add(put.ref)
@@ -352,8 +391,9 @@ class World:
             sub.absent.discard(put.number)
 
     def is_lost(self, ref: BundleRef) -> bool:
-        """Whether the ledger names it as lost."""
-        return any(judge.covers(loss, ref) for loss in judge.lost_rows(self._open_store()))
+        """Whether the ledger names it as lost by damage; what a policy dropped stays dropped."""
+        rows = judge.lost_rows(self._open_store())
+        return any(judge.covers(row, ref) for row in rows if row.reason not in judge.POLICIES)
 
     # Upkeep
 
@@ -475,32 +515,119 @@ class World:
 
     # Transactions
 
-    def transaction(self, app: str, version: int, parts: int) -> None:
-        """Stage some attempts and commit them."""
+    def stage(self, app: str, version: int, parts: int) -> dict[str, Put]:
+        """Finish some attempts; nobody sees them before a commit."""
+        store = self._open_store()
+        made: dict[str, Put] = {}
+        for _ in range(parts if store.config.durability == "wal" else 0):
+            put = self.new_put(["Logs"])
+            put.state, put.transaction = "failed", (app, version)
+            attempt = f"a{put.number}"
+            try:
+                stage = store.stage(app, version, attempt)
+                stage.put(put.slots)
+                stage.finish()
+            except (NotFound, *NOT_NOW):
+                continue
+            made[attempt] = put
+        return made
+
+    def transaction(self, app: str, version: int, parts: int, then: str = "commit") -> bool:
+        """Stage some attempts, and commit them, abort them, or leave them for later; whether
+        any could be staged."""
+        made = self.stage(app, version, parts)
+        if not made:
+            return False
+        one = Transaction(app, version, attempts=made)
+        self.facts.commits[app, version] = one
+        if then == "commit":
+            self.commit(one)
+        elif then == "abort":
+            self.abort(one)
+        return True
+
+    def commit(self, one: Transaction, others: dict[str, Put] | None = None) -> None:
+        """Commit a transaction, for the first time or again; ``others``: with other attempts."""
+        store, facts = self._open_store(), self.facts
+        if store.config.durability != "wal":
+            return
+        key, name = (one.app, one.version), f"{one.app} {one.version}"
+        attempts = one.attempts if others is None else others
+        known = facts.is_committed(*key)
+        asked_before = facts.may_be_committed(*key)
+        aborted = one.phase == "aborted" and not one.doubtful
+        if not known and not aborted:
+            one.phase = "asked"
+            for put in attempts.values():
+                put.state = "unknown" if put.state == "failed" else put.state
+        try:
+            answer = store.commit(*key, list(attempts))
+        except StageNotFound as error:
+            gone = one.doubtful or aborted or facts.touched & {p.number for p in attempts.values()}
+            self._check_refused(one, error, known=known, excused=bool(gone) or asked_before)
+        except NOT_NOW:
+            return
+        else:
+            self._check_commit(one, answer, known=known, asked_before=asked_before)
+            if aborted and not answer.repeated:
+                raise Violation("stages_kept", f"{name} was aborted, and is committed: {answer}")
+            if not answer.repeated:
+                self._committed(one, attempts, answer)
+
+    def _check_refused(
+        self, one: Transaction, error: StageNotFound, *, known: bool, excused: bool
+    ) -> None:
+        """An attempt was not found."""
+        name = f"{one.app} {one.version}"
+        if known:
+            raise Violation("commit_once", f"{name} is committed: {error}") from error
+        # A later version, asked for by another task, sweeps the attempts before it.
+        if not excused and not self.facts.may_be_committed(one.app, one.version + 1):
+            raise Violation("stages_kept", f"{name}: {error}") from error
+
+    def _check_commit(
+        self, one: Transaction, answer: Committed, *, known: bool, asked_before: bool
+    ) -> None:
+        """It is called repeated if it was committed before, and only then."""
+        name = f"{one.app} {one.version}"
+        asked = asked_before or self.facts.may_be_committed(one.app, one.version + 1)
+        if answer.repeated and not asked:
+            raise Violation("commit_once", f"{name} is called repeated, and never was before")
+        if known and not answer.repeated:
+            raise Violation("commit_once", f"{name} was committed, and is once more: {answer}")
+
+    def _committed(self, one: Transaction, attempts: dict[str, Put], answer: Committed) -> None:
+        if answer.bundles != len(attempts):
+            raise Violation("commit_whole", f"{len(attempts)} bundles were to come: {answer}")
+        one.phase, one.attempts = "answered", dict(attempts)
+        self.facts.versions_doubtful.discard((one.app, one.version))
+        for put in attempts.values():
+            put.state = "durable"
+        judge.locate(self._open_store(), list(attempts.values()))
+
+    def commit_again(self, one: Transaction, *, others: bool) -> None:
+        """Commit what may be committed already, with the same attempts or with others."""
+        if others and self.facts.is_committed(one.app, one.version):
+            made = self.stage(one.app, one.version, 1)
+            if made and self.facts.is_committed(one.app, one.version):
+                self.commit(one, made)
+        else:
+            self.commit(one)
+
+    def abort(self, one: Transaction) -> None:
+        """Give a transaction's attempts up; what is committed stays so."""
         store = self._open_store()
         if store.config.durability != "wal":
             return
-        puts: list[Put] = []
-        attempts: list[str] = []
+        was = one.phase
+        if was == "staged":
+            one.phase = "aborted"
         try:
-            for _ in range(parts):
-                put = self.new_put(["Logs"])
-                put.state, put.transaction = "failed", (app, version)  # not seen before a commit
-                stage = store.stage(app, version, f"a{put.number}")
-                stage.put(put.slots)
-                stage.finish()
-                attempts.append(f"a{put.number}")
-                puts.append(put)
-            for put in puts:
-                put.state = "unknown"
-            self.facts.commits[app, version] = "asked"
-            store.commit(app, version, attempts)
-        except (NotFound, *NOT_NOW):
-            return
-        self.facts.commits[app, version] = "answered"
-        for put in puts:
-            put.state = "durable"
-        judge.locate(store, puts)
+            store.abort(one.app, one.version)
+        except NOT_NOW:
+            one.doubtful = True
+        if was == "asked":
+            one.doubtful = True
 
     # Bad days
 
@@ -509,12 +636,23 @@ class World:
         before = dict(self.disk.image())
         after = {**before, path: data}
         facts = self.facts
-        candidates = [put for put in facts.puts.values() if put.state in ("durable", "unknown")]
-        hit = copies.hit(path, before, after, candidates)
-        facts.touched |= hit
-        if path == "wal/quiver.wal":
-            facts.unprovable |= {n for n in hit if self._is_unprovable(facts.puts[n], path, after)}
-        facts.damaged.append(f"{path}: {what}")
+        marks = facts.marks
+        candidates = [
+            put
+            for put in facts.puts.values()
+            if put.state in ("durable", "unknown") or put.transaction is not None
+        ]
+        cost = copies.cost(path, before, after, candidates, marks)
+        facts.touched |= cost.touched
+        facts.halved |= cost.halved
+        if path.startswith("wal/") and not facts.unprovable:
+            facts.aside = frozenset(before)
+        facts.unprovable |= cost.unprovable
+        old = marks.get(path)
+        hit = cost.touched | cost.halved | (old.puts if old is not None else set())
+        loose = cost.loose or (old is not None and old.loose)
+        marks[path] = Mark(data, frozenset(hit), loose)
+        facts.history.append(f"{path}: {what}")
         facts.refusable |= _kind(path)
         if path.startswith("quiver.sub."):
             name = path.removeprefix("quiver.sub.")
@@ -524,19 +662,21 @@ class World:
             facts.forgotten |= facts.recorded
             facts.rejects_forgotten |= facts.rejected
         if path.startswith(("quiver.state", "keys/", "wal/")):
-            facts.keys_doubtful = facts.names_doubtful = True
+            self._forget(after)
+        if path.endswith(".qstage"):
+            for one in facts.commits.values():
+                parts = one.attempts.values()
+                one.doubtful |= any(copies.in_file(before[path], put) for put in parts)
         self._overwrite(path, data)
 
-    def _is_unprovable(self, put: Put, path: str, after: copies.Image) -> bool:
-        """Whether nothing can tell the loss of this log entry from a write that a crash tore:
-        it was in the last group, or all of the log behind it is cut off as well."""
-        if put.ref is None:
-            return False
-        before = self.disk.image()
-        places = copies.in_log(before).get(put.ref, [])
-        behind = [end for where, _, end in places if where == path]
-        unproven = not copies.is_proven(before, put.ref)
-        return unproven or any(end > len(after[path]) for end in behind)
+    def _forget(self, after: copies.Image) -> None:
+        """Keys and versions that nothing remembers any more but what was damaged."""
+        facts = self.facts
+        facts.keys_doubtful |= copies.forgotten_keys(after, facts.promised(), facts.marks)
+        known = copies.known_versions(after, facts.puts.values(), facts.marks)
+        facts.versions_doubtful |= {
+            (app, version) for app, version in facts.commits if version > known.get(app, -1)
+        }
 
     def newer(self, path: str, data: bytes) -> None:
         """A file of a newer Quiver lies there: refused by name, nothing touched; with the old
@@ -585,6 +725,7 @@ class World:
         try:
             yield
         except Killed:
+            self.effects.add("died" if self.store is not None else "died opening")
             if self.rng.random() < 0.5:
                 self.kill()
             else:
@@ -602,3 +743,9 @@ def _kind(path: str) -> set[str]:
     if path.startswith("keys/"):
         return {"keys"}
     return {"floor"} if path.endswith("quiver.segment.seq") else set()
+
+
+def _before_quarantine(path: str) -> str:
+    """Where a segment lay that was set aside: a count or a checksum may follow its name."""
+    name = path.removeprefix("quarantine/").partition(".qseg")[0]
+    return f"segments/{name}.qseg"

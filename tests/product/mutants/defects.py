@@ -127,7 +127,7 @@ def newer_is_damage() -> AbstractContextManager[Any]:
     return instead(segment_format, "UnsupportedVersion", SegmentBadMagic)
 
 
-@mutant("defect 16", "rot", by=("loss_counted",))
+@mutant("defect 16", "rot", "rot_log", by=("loss_counted",))
 def names_counted_as_bundles() -> AbstractContextManager[Any]:
     """The count of a lost segment includes the log's own entries, and is called exact."""
     original = fates._count

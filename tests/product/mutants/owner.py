@@ -115,7 +115,7 @@ def finished_by_one_is_finished() -> AbstractContextManager[Any]:
     return instead(Registry, "retire", retire)
 
 
-@mutant("row rebuilt", "rot", by=("loss_on_record",))
+@mutant("row rebuilt", "rot", by=("durable_present",))
 def rebuilt_shows_nothing() -> AbstractContextManager[Any]:
     """A segment rebuilt from the log is in memory, and shown to no subscriber."""
     original = Segments.rebuilt
