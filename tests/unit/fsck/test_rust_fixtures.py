@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from quiver.disk.disk import Disk
-from quiver.fsck.dump import Dump, Saved
+from quiver.disk.memory import MemoryDisk
+from quiver.format.crc import crc32
+from quiver.format.segment import TAIL_SIZE, decode_footer
+from quiver.fsck.dump import Dump, Saved, dump
 from tests.support.rust import (
     FIXTURES,
     NAMES,
@@ -189,3 +193,47 @@ def test_progress_that_cannot_be_read() -> None:
     assert not result.sound
     assert len(result.saved) == 32
     assert {saved.subscribers["exporter"] for saved in result.saved} == {"pending"}
+
+
+def with_byte_count(data: bytes) -> bytes:
+    """A segment as newer versions of the crate write it: the manifest has a nullable column
+    ``byte_count``."""
+    footer = decode_footer(data[-TAIL_SIZE:], len(data))
+    start = footer.manifest_offset
+    with pa.ipc.open_file(data[start : start + footer.manifest_length]) as reader:
+        table = reader.read_all()
+    counts = pa.array([None if row % 2 else 100 + row for row in range(len(table))], pa.uint64())
+    sink = pa.BufferOutputStream()
+    wider = table.append_column("byte_count", counts).combine_chunks()
+    with pa.ipc.new_file(sink, wider.schema) as writer:
+        writer.write_table(wider)
+    manifest = sink.getvalue().to_pybytes()
+    body = data[:start] + manifest
+    return body + replace(footer, manifest_length=len(manifest)).encode(crc32(body))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_manifest_with_byte_counts(name: str) -> None:
+    """Scenario: the segments have the column that the crate has added since. Guarantee: every
+    bundle comes out as without it, by a dump and by an open, and no other size is believed."""
+    plain = fixture(name)
+    wider = {
+        path: with_byte_count(data) if path.endswith(".qseg") else data
+        for path, data in plain.items()
+    }
+    assert (wider != plain) == any(path.endswith(".qseg") for path in plain)
+    results = [
+        dump(Disk(MemoryDisk.from_image(image)), Disk(MemoryDisk())) for image in (plain, wider)
+    ]
+    assert results[0] == results[1]
+    metas = []
+    for image in (plain, wider):
+        store = opened(image)
+        metas.append(
+            [
+                (info.seq, info.bundle_count, info.rows, info.nbytes)
+                for info in store._parts.segments.infos()
+            ]
+        )
+        store.close()
+    assert metas[0] == metas[1]
