@@ -207,9 +207,10 @@ def with_byte_count(data: bytes) -> bytes:
     wider = table.append_column("byte_count", counts).combine_chunks()
     with pa.ipc.new_file(sink, wider.schema) as writer:
         writer.write_table(wider)
-    manifest = sink.getvalue().to_pybytes()
+    manifest: bytes = sink.getvalue().to_pybytes()
     body = data[:start] + manifest
-    return body + replace(footer, manifest_length=len(manifest)).encode(crc32(body))
+    footer = replace(footer, manifest_length=len(manifest))
+    return body + footer.encode(crc32(body))
 
 
 @pytest.mark.parametrize("name", NAMES)
