@@ -75,10 +75,12 @@ class ExchangeCall:
             self._listen()
         finally:
             self._end()
-            self._desk.release(self._lease)
-            if pusher.ident is not None:
-                pusher.join()
+            try:
                 self._desk.release(self._lease)
+            finally:
+                if pusher.ident is not None:
+                    pusher.join()  # whatever happened: it writes into memory that Flight frees
+                    self._desk.release(self._lease)
         if self._broken is not None:
             raise self._broken
 
@@ -235,8 +237,10 @@ class ExchangeCall:
             try:
                 ready = ready_next(self._store, refs[:most], self._view, delivered)
             except NotFound:
-                # Dropped by retention in the meantime: there is nothing to send.
-                self._give_credit_back([delivered[refs.pop(0)]])
+                # Dropped by retention or lost to damage in the meantime: there is nothing to send.
+                gone = refs.pop(0)
+                self._desk.put_back([Ref(*gone)], self._lease.id)
+                self._give_credit_back([delivered[gone]])
                 continue
             some = refs[: len(ready.rows)]
             del refs[: len(some)]

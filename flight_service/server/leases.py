@@ -20,6 +20,7 @@ as never handed out.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable, Iterable
@@ -160,7 +161,11 @@ class Desk:
                 first = None
                 if handle is None:
                     break
-                delivered = self._hand_out(handle, lease)
+                try:
+                    delivered = self._hand_out(handle, lease)
+                except NotFound:
+                    _give_back(handle)  # lost or deleted since it was claimed: the next one
+                    continue
                 if delivered is not None:
                     taken.append(delivered)
                     nbytes += handle.meta.nbytes
@@ -257,9 +262,9 @@ class Desk:
             taken = self._subscription().ack_before(position)
             for held in [one for one in self._held.values() if one.handle.ref < position]:
                 self._drop_claim(held.handle.ref)
-                held.handle.ack()
+                _ack(held.handle)
             if self.blocked is not None and self.blocked[0].ref < position:
-                self.blocked[0].ack()
+                _ack(self.blocked[0])
                 self.blocked = None
             for ref in [one for one in self.failures if one < position]:
                 self._forget(ref)
@@ -301,14 +306,13 @@ class Desk:
                     continue
                 try:
                     found = finish_unheld(ref) if held is None else finish(held.handle)
+                    taken += 1 if found.final else 0
                 except NotFound as error:
                     problems.append((asked, _gone(error)))
-                    continue
                 self._drop_claim(ref)
                 self._forget(ref)
                 if self.blocked is not None and self.blocked[0].ref == ref:
                     self.blocked = None
-                taken += 1 if found.final else 0
         return taken, problems
 
     def defer(
@@ -326,7 +330,7 @@ class Desk:
                     continue
                 failures = self._failed(ref, reason)
                 self._drop_claim(ref)
-                held.handle.defer(self.policy.backoff(failures) if delay is None else delay)
+                _give_back(held.handle, self.policy.backoff(failures) if delay is None else delay)
                 taken += 1
         return taken, problems
 
@@ -337,7 +341,7 @@ class Desk:
                 held = self._held_by(BundleRef(*asked), lease)
                 if held is not None:
                     self._drop_claim(held.handle.ref)
-                    held.handle.defer()
+                    _give_back(held.handle)
 
     def renew(
         self, lease_id: str, refs: Iterable[Ref] | None, lease_ms: int | None
@@ -442,7 +446,7 @@ class Desk:
         if reason is not None:
             self._failed(ref, reason)
         self._drop_claim(ref)
-        held.handle.defer()
+        _give_back(held.handle)
 
     def _failed(self, ref: BundleRef, reason: str) -> int:
         failure = self.failures.pop(ref, None) or Failure(0)
@@ -495,9 +499,9 @@ class Desk:
         with self._lock:
             for held in list(self._held.values()):
                 self._drop_claim(held.handle.ref)
-                held.handle.defer()
+                _give_back(held.handle)
             if self.blocked is not None:
-                self.blocked[0].defer()
+                _give_back(self.blocked[0])
                 self.blocked = None
             for failed in list(self.failures):
                 self._forget(failed)
@@ -523,9 +527,16 @@ class Desk:
             }
 
 
-def _give_back(handle: ClaimedBundle | None) -> None:
+def _give_back(handle: ClaimedBundle | None, delay: float = 0.0) -> None:
+    """End a claim; a bundle that was lost or deleted meanwhile has none any more."""
     if handle is not None:
-        handle.defer()
+        with contextlib.suppress(NotFound):
+            handle.defer(delay)
+
+
+def _ack(handle: ClaimedBundle) -> None:
+    with contextlib.suppress(NotFound):  # lost or deleted meanwhile: as good as finished
+        handle.ack()
 
 
 def _gone(error: NotFound) -> str:
