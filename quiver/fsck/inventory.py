@@ -30,6 +30,8 @@ from quiver.segment.reader import SegmentReader
 from quiver.survey import SegmentFiles, Waiting
 from quiver.wal.contents import LogDamage
 
+MIN_BUNDLE_BYTES: Final = 61
+"""No bundle's entry in a log of any version is shorter."""
 MAX_LISTED: Final = 10_000
 """Lost bundles listed one by one; the number is right in any case."""
 
@@ -295,7 +297,7 @@ class OwnTaking(Taking):
     def _weigh(self, damage: LogDamage) -> Lost:
         """What a damaged stretch of the log costs: nothing, if segments hold it."""
         if damage.until is None:
-            return Lost(damage.file, damage.reason, damage.offset, (damage.sequence, None))
+            return self._weigh_end(damage)
         sequences = (damage.sequence, damage.until)
         uncovered = self._uncovered(*sequences)
         between, all_of_them = self._between(*sequences) if uncovered else ([], True)
@@ -317,6 +319,14 @@ class OwnTaking(Taking):
             at_most=not exact,
             refs=tuple(refs[:MAX_LISTED]),
         )
+
+    def _weigh_end(self, damage: LogDamage) -> Lost:
+        """Behind which nothing is sound: no more bundles than fit into the rest of the file; if
+        the file is gone, nothing tells how many."""
+        size = self.found.disk.stat_size(damage.file)
+        most = None if size is None else max(0, size - damage.offset) // MIN_BUNDLE_BYTES
+        sequences = (damage.sequence, None)
+        return Lost(damage.file, damage.reason, damage.offset, sequences, most, at_most=True)
 
     def _readable(self, seq: int) -> Collection[int]:
         fate = self.result.fates.get(seq)

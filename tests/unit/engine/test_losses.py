@@ -356,3 +356,19 @@ def test_a_series_is_there_before_the_first_loss() -> None:
     left = {(one.metric, one.labels) for one in world.store.metrics.snapshot()}
     assert (SUBSCRIBER_LOST, (("subscriber", "later"),)) not in left
     assert (SUBSCRIBER_LOST, (("subscriber", "first"),)) in left
+
+
+def test_a_log_whose_end_is_gone_is_bounded_by_its_size() -> None:
+    """Scenario: every byte of the newest log file has rotted, with two bundles in it. Guarantee:
+    the repair records at least those two, says that it is an upper bound, and names the
+    subscriber that may miss them."""
+    world = World()
+    world.store.register("idle")
+    world.put_durable(0, 1)
+    world.kill()  # a log that is found is never appended to
+    world.put_durable(2, 3)
+    world.change("wal/quiver.wal", lambda data: b"\xff" * len(data))
+    [loss] = repaired(world)
+    assert loss.bundles >= 2
+    assert not loss.exact
+    assert dict(loss.subscribers) == {"idle": loss.bundles}
