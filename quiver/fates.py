@@ -29,6 +29,7 @@ from typing import TypeAlias
 from quiver.errors import Damage
 from quiver.format.floor import Floor
 from quiver.format.progress import Progress
+from quiver.format.stage import Transaction
 from quiver.ids import MAX_BUNDLES_PER_SEGMENT
 from quiver.ledger import DAMAGED
 from quiver.replay import Content, LogVisitor, build_segment
@@ -168,6 +169,15 @@ def salvage_segment(found: Found, fate: SegmentFate, reason: str = DAMAGED) -> O
 
     end = max([fate.count, *(index + 1 for index in fate.readable)])
     return build_segment(fate.seq, map(content, range(end)), reason)
+
+
+def transaction_of(found: Found, seq: int) -> Transaction | None:
+    """The transaction that a segment was committed with, as the log or its file knows it."""
+    for commit in found.replay.commits:
+        if commit.first_segment <= seq < commit.end_segment:
+            return commit.transaction
+    info = found.files.known_info(seq)
+    return None if info is None else info.transaction
 
 
 def intact_indexes(found: Found, seq: int) -> set[int]:

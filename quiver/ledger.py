@@ -10,8 +10,9 @@ to its subscriber and is not lost: of the questions that this module answers, on
 :meth:`Ledger.covers` counts these rows.
 
 Bounded: :data:`MAX_ENTRIES` rows are kept one by one, the totals for ever.  Rejects are evicted
-first, oldest first, then what a policy dropped, damage last: whether a bundle that is sent
-again may be stored again rests on the rows of damage.
+first, oldest first, then what a policy dropped, damage last.  Of an evicted row of damage the
+refs are kept, :data:`MAX_OLDER` ranges of them: whether a bundle that is sent again may be
+stored again rests on them.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from itertools import pairwise
 from typing import Final
 
 from quiver import metrics as m
-from quiver.format.state import REJECTED, Loss, index_ranges
-from quiver.ids import BundleRef
+from quiver.format.state import REJECTED, Checkpoint, Loss, LostRefs, index_ranges
+from quiver.ids import MAX_BUNDLES_PER_SEGMENT, BundleRef
 from quiver.metrics import Metrics
 from quiver.retention import Ground
 
 MAX_ENTRIES: Final = 1000
+MAX_OLDER: Final = 10_000
+"""Ranges of lost refs whose rows were evicted; the oldest go first."""
 MAX_SUBSCRIBERS: Final = 1000
 """Subscribers with totals of their own; those beyond share one."""
 MAX_RANGES: Final = 100
@@ -50,16 +53,31 @@ class Ledger:
     """Losses in the order they happened. Several rows may speak of one segment."""
 
     def __init__(
-        self, losses: Iterable[Loss] = (), totals: Mapping[str, int] | None = None
+        self,
+        losses: Iterable[Loss] = (),
+        totals: Mapping[str, int] | None = None,
+        older: Iterable[LostRefs] = (),
     ) -> None:
-        # Replaced as a whole: other threads read it.
+        # Both are replaced as a whole: other threads read them.
         self._losses = tuple(losses)[-MAX_ENTRIES:]
+        self._older = tuple(older)[-MAX_OLDER:]
         self._totals: Counter[str] = Counter(totals or {})
         self._metrics: Metrics | None = None
         self.dirty = False
         if not any(_SUBSCRIBER in key for key in self._totals):  # written by 0.1.0
             for loss in self._losses:
                 self._count_subscribers(loss)
+
+    @classmethod
+    def of(cls, state: Checkpoint) -> Ledger:
+        """As a checkpoint has it."""
+        return cls(state.losses, state.loss_totals, state.older_losses)
+
+    def kept_in(self, state: Checkpoint) -> Checkpoint:
+        """A checkpoint with the ledger as it is now."""
+        return replace(
+            state, losses=self._losses, loss_totals=self.totals, older_losses=self._older
+        )
 
     def record(self, loss: Loss) -> None:
         """Write a loss down and count it; it is durable once the checkpoint is."""
@@ -102,6 +120,8 @@ class Ledger:
         """Go on with these rows, of which the last is new, and count what was ``added``."""
         if len(rows) > MAX_ENTRIES:
             evicted = min(rows[:-1], key=_worth)
+            if _is_damage(evicted):  # before the row: whoever asks meanwhile finds one of them
+                self._older = _folded(self._older, evicted)
             rows = tuple(one for one in rows if one is not evicted)
         self._losses = rows
         self._totals[f"{added.reason}.bundles"] += added.bundles
@@ -175,8 +195,24 @@ class Ledger:
         return dict(self._totals)
 
     def __contains__(self, segment_seq: int) -> bool:
-        """Whether a row speaks of a loss in this segment."""
-        return any(loss.segment_seq == segment_seq for loss in self._lost)
+        """Whether a loss in this segment is on record."""
+        return any(loss.segment_seq == segment_seq for loss in self._lost) or any(
+            True for _ in self._older_in(segment_seq)
+        )
+
+    @property
+    def lost_segments(self) -> set[int]:
+        """The segments of which damage took something."""
+        found = {
+            loss.segment_seq for loss in self._losses if _is_damage(loss) and loss.indexes != ()
+        }
+        return found.union(*(range(*one.segments) for one in self._older))
+
+    def _older_in(self, segment_seq: int) -> Iterator[LostRefs]:
+        """What was lost of a segment, as far as its rows were evicted."""
+        for one in self._older:
+            if one.segments[0] <= segment_seq < one.segments[1]:
+                yield one
 
     @property
     def _lost(self) -> Iterator[Loss]:
@@ -184,9 +220,10 @@ class Ledger:
         return (loss for loss in self._losses if not loss.is_reject)
 
     def indexes(self, segment_seq: int) -> int:
-        """The bundles of a segment that are on record as lost, as a bitmap, as far as rows are
-        kept one by one."""
+        """The bundles of a segment that are on record as lost, as a bitmap."""
         bits = 0
+        for first, end in (one.indexes for one in self._older_in(segment_seq)):
+            bits |= (1 << end) - (1 << first)
         for loss in self._lost:
             if loss.segment_seq == segment_seq:
                 bits |= _bits(loss)
@@ -194,12 +231,16 @@ class Ledger:
 
     def covers(self, ref: BundleRef) -> bool:
         """Whether a row names this bundle, for whatever reason. Any thread."""
-        return any(True for _ in self._rows(ref))
+        return any(True for _ in self._rows(ref)) or self._lost_before(ref)
 
     def has_lost(self, ref: BundleRef) -> bool:
         """Whether this bundle was lost: neither dropped by a policy that was configured, nor
         refused by a subscriber."""
-        return any(loss.reason not in _POLICIES and not loss.is_reject for loss in self._rows(ref))
+        return any(map(_is_damage, self._rows(ref))) or self._lost_before(ref)
+
+    def _lost_before(self, ref: BundleRef) -> bool:
+        seq, index = ref
+        return any(one.indexes[0] <= index < one.indexes[1] for one in self._older_in(seq))
 
     def _rows(self, ref: BundleRef) -> Iterator[Loss]:
         seq, index = ref
@@ -243,6 +284,21 @@ def _join(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     firsts = (ranges[0][0], *(after for _, after in kept))
     ends = (*(before for before, _ in kept), ranges[-1][1])
     return tuple(zip(firsts, ends, strict=True))
+
+
+def _is_damage(loss: Loss) -> bool:
+    """Whether the bundles were lost, and neither dropped by a policy nor refused."""
+    return loss.reason not in _POLICIES and not loss.is_reject
+
+
+def _folded(older: tuple[LostRefs, ...], loss: Loss) -> tuple[LostRefs, ...]:
+    """With what a row names; it continues the newest range if its segment is the next one."""
+    seq = loss.segment_seq
+    ranges = ((0, MAX_BUNDLES_PER_SEGMENT),) if loss.indexes is None else loss.indexes
+    newest = older[-1] if older else None
+    if newest is not None and newest.segments[1] == seq and ranges == (newest.indexes,):
+        return (*older[:-1], LostRefs((newest.segments[0], seq + 1), newest.indexes))
+    return (*older, *(LostRefs((seq, seq + 1), one) for one in ranges))[-MAX_OLDER:]
 
 
 def _worth(loss: Loss) -> int:

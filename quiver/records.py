@@ -83,7 +83,7 @@ class Records:
         """Replace the checkpoint, with the ledger as it is. Upkeep's lock held, as by all who
         write to the ledger."""
         ledger = self._parts.ledger
-        state = replace(state, losses=ledger.losses, loss_totals=ledger.totals)
+        state = ledger.kept_in(state)
         data = encode_state(state)
         self.guarded(lambda: self._parts.disk.replace(STATE_NAME, data))
         self._state = state

@@ -58,15 +58,15 @@ from quiver.events import (
     WAL_TRUNCATED,
     get_logger,
 )
-from quiver.fates import Fate, SegmentFate, judge_all, salvage_segment
+from quiver.fates import Fate, SegmentFate, judge_all, salvage_segment, transaction_of
 from quiver.format.floor import FLOOR_PATH, Floor, encode_floor
 from quiver.format.keys import KeyRecord
-from quiver.format.stage import STAGES, Transaction
+from quiver.format.stage import STAGES
 from quiver.format.state import STATE_NAME, Checkpoint, Loss, encode_state
 from quiver.format.wal_header import layout_hash
 from quiver.ids import BundleRef
 from quiver.keyruns import KeyRuns, read_runs, remove_unlisted
-from quiver.ledger import DAMAGED, Ledger
+from quiver.ledger import Ledger
 from quiver.losses import damage_losses
 from quiver.replay import Replay, key_of, keys_in
 from quiver.restaging import Restaged, restage
@@ -196,7 +196,7 @@ class _Recovery:
             self._log.warning(WAL_TRUNCATED, file=torn.file, offset=torn.offset, nbytes=torn.length)
         adopted = adopt(self._disk, self._segments, found, self._slots.names)
         state = replace(found.basics.known_state, adoption=None)
-        ledger = Ledger(state.losses, state.loss_totals)
+        ledger = Ledger.of(state)
         keys = self._keys_in_segments(found) if self._had_no_log(found) else []
         fates = {
             seq: fate for seq, fate in judge_all(found).items() if seq not in adopted.unfinished
@@ -217,9 +217,8 @@ class _Recovery:
             self._seal_without_log(found, restaged)
         else:
             self._take_from_log(found, fates)
-        lost = {loss.segment_seq for loss in ledger.losses if loss.reason == DAMAGED}
         # Of some of these only bundles were lost, and the segment is there.
-        places = {seq: self._segments.where(seq) for seq in lost}
+        places = {seq: self._segments.where(seq) for seq in ledger.lost_segments}
         lost = {seq for seq, place in places.items() if isinstance(place, Free)}
         self._segments.begin(next_segment, lost)
         registry, problems = self._load_progress(found)
@@ -358,13 +357,8 @@ class _Recovery:
                 subscribers=dict(loss.subscribers),
             )
         if fresh:
-            state = replace(
-                found.basics.known_state,
-                adoption=None,
-                losses=ledger.losses,
-                loss_totals=ledger.totals,
-            )
-            self._disk.replace(STATE_NAME, encode_state(state))
+            state = replace(found.basics.known_state, adoption=None)
+            self._disk.replace(STATE_NAME, encode_state(ledger.kept_in(state)))
         damaged = [fate for fate in fates.values() if fate.fate is Fate.DAMAGED]
         reclaimed = tuple(one.seq for one in damaged if one.lost and one.seq not in ledger)
         for seq in reclaimed:
@@ -413,7 +407,7 @@ class _Recovery:
             self._log.error(
                 SEGMENT_QUARANTINED, segment=seq, file=aside[0], error=str(waiting.error)
             )
-        segment, transaction = salvage_segment(found, fate), _transaction_of(found, seq)
+        segment, transaction = salvage_segment(found, fate), transaction_of(found, seq)
         self._segments.rebuilt(segment, replaces_file=True)
         info = write_segment(self._disk, segment, self._slots.names, transaction)
         self._segments.sealed(info)
@@ -583,13 +577,8 @@ class _Recovery:
         is_behind = times.last_ns - self._clock.now_ns() > TOLERANCE * 1e9
         if not is_behind or known == (times.behind_ns, times.last_ns):
             return state
-        kept = replace(
-            state,
-            last_ts=times.last_ns,
-            store_time=times.record(),
-            losses=ledger.losses,
-            loss_totals=ledger.totals,
-        )
+        kept = replace(state, last_ts=times.last_ns, store_time=times.record())
+        kept = ledger.kept_in(kept)
         try:
             self._disk.replace(STATE_NAME, encode_state(kept))
         except StorageFull:  # it is wrong for a minute more
@@ -637,10 +626,9 @@ class _Recovery:
             slots={name: slot for slot, name in self._slots.names.items()},
             keys=KeyRuns(self._disk, found.basics.known_state.keys).cover(window.snapshot(through)),
             transactions=transactions.snapshot(through),
-            losses=ledger.losses,
-            loss_totals=ledger.totals,
             bundle_counts=bundle_counts(self._segments.infos()),
         )
+        state = ledger.kept_in(state)
         self._disk.replace(STATE_NAME, encode_state(state))
         floor = replace(self._segments.floor(floor), has_log=False, has_state=True)
         self._disk.replace(FLOOR_PATH, encode_floor(floor))
@@ -664,15 +652,6 @@ def _replay(files: SegmentFiles, basics: Basics) -> Replay:
         return (seq < floor.replay_floor and floor.is_gone(seq)) or files.is_sound(seq)
 
     return Replay(needs_no_log, basics.known_state.through)
-
-
-def _transaction_of(found: Findings[Replay], seq: int) -> Transaction | None:
-    """The transaction that a segment was committed with, as its file or the log knows it."""
-    for commit in found.replay.commits:
-        if commit.first_segment <= seq < commit.end_segment:
-            return commit.transaction
-    info = found.files.infos.get(seq)
-    return None if info is None else info.transaction
 
 
 def _remove_leftovers(disk: Disk) -> None:

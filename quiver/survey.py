@@ -234,6 +234,14 @@ class SegmentFiles:
             self._open.popitem(last=False)
         return found
 
+    def known_info(self, seq: int) -> SegmentInfo | None:
+        """What a file says of itself, if its tables can be read or mended."""
+        info = self.infos.get(seq)
+        if info is not None:
+            return info
+        salvaged = self.salvaged(seq)
+        return None if salvaged is None else salvaged.info
+
     def salvaged(self, seq: int) -> Salvaged | None:
         """What of a damaged file is intact; ``None`` if nothing, or if it isn't damaged."""
         staged = self.unpublished.get(seq)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -133,6 +133,15 @@ def decode_run(data: bytes, run: KeyRun) -> tuple[KeyRecord, ...]:
     if not records or KeyRun.of(records) != run or count != run.count:
         raise damaged_run(run, "holds other keys than its name and the checkpoint say")
     return records
+
+
+def decode_named_run(data: bytes, name: str) -> tuple[KeyRecord, ...]:
+    """The keys of a run that nothing lists; ``ValueError`` if that is no name of a run."""
+    run = KeyRun.listed(name, 0)
+    if len(data) < _HEADER.size:
+        raise damaged_run(run, "is cut short")
+    *_, count = _HEADER.unpack_from(data)
+    return decode_run(data, replace(run, count=count))
 
 
 def decode_keys(data: bytes) -> tuple[KeyRecord, ...]:

@@ -28,7 +28,7 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -114,6 +114,14 @@ class Loss:
         return self.reason == REJECTED
 
 
+class LostRefs(NamedTuple):
+    """Bundles that damage took and that no row of the ledger names any more: these indexes of
+    each of these segments. Both ranges are half open."""
+
+    segments: tuple[int, int]
+    indexes: tuple[int, int]
+
+
 def index_ranges(bits: int) -> tuple[tuple[int, int], ...]:
     """The bundles in a bitmap, bundle 0 in the lowest bit, as half-open ranges of indexes."""
     ranges: list[tuple[int, int]] = []
@@ -165,6 +173,7 @@ class Checkpoint:
     subscribers: tuple[str, ...] = ()
     losses: tuple[Loss, ...] = ()
     loss_totals: Mapping[str, int] = field(default_factory=dict)
+    older_losses: tuple[LostRefs, ...] = ()
     adoption: Adoption | None = None
     transactions: tuple[AppRecord, ...] = ()
     keys: tuple[KeyRun, ...] = ()
@@ -189,6 +198,7 @@ def encode_state(state: Checkpoint) -> bytes:
         "subscribers": list(state.subscribers),
         "losses": [_loss_row(loss) for loss in state.losses],
         "loss_totals": dict(state.loss_totals),
+        "older_losses": [one._asdict() for one in state.older_losses],
         "adoption": None if state.adoption is None else asdict(state.adoption),
         "transactions": [asdict(record) for record in state.transactions],
         "keys": [{"run": run.name, "count": run.count} for run in state.keys],
@@ -271,6 +281,10 @@ def _checkpoint(document: dict[str, Any], through: int, last_ts: int) -> Checkpo
         subscribers=_list(str, document["subscribers"]),
         losses=tuple(_loss(_of(dict, row)) for row in document["losses"]),
         loss_totals=_counts(document["loss_totals"]),
+        older_losses=tuple(
+            LostRefs(_range(row["segments"]), _range(row["indexes"]))
+            for row in _list(dict, document["older_losses"])
+        ),
         adoption=None
         if adoption is None
         else Adoption(_of(int, adoption["first_segment"]), _list(int, adoption["counts"])),

@@ -23,11 +23,12 @@ from quiver.contradictions import known_sequence
 from quiver.disk import quarantine
 from quiver.disk.disk import Disk
 from quiver.disk.lock import StoreLock
-from quiver.errors import Damage, QuiverError
-from quiver.fates import SegmentFate
+from quiver.errors import Damage, QuiverError, StateCorrupt
+from quiver.fates import SegmentFate, is_deleted, transaction_of
 from quiver.format.floor import FLOOR_PATH, Floor, encode_floor
-from quiver.format.keys import KeyRecord
+from quiver.format.keys import KEYS, KeyRecord, decode_named_run, sequence_of
 from quiver.format.progress import Progress, SegmentProgress
+from quiver.format.record import BundleMeta
 from quiver.format.stage import STAGES
 from quiver.format.state import (
     MAX_COUNTS,
@@ -37,12 +38,14 @@ from quiver.format.state import (
     encode_state,
     index_ranges,
 )
+from quiver.fsck.index import Place
 from quiver.fsck.look import Watch
 from quiver.fsck.repair import Plan
+from quiver.ids import BundleRef
 from quiver.keyruns import KeyRuns, remove_unlisted
 from quiver.ledger import DAMAGED, Ledger
-from quiver.losses import damage_losses, left_or_dropped
-from quiver.replay import build_segment, entry_meta, key_of, keys_in
+from quiver.losses import damage_losses, left_of, left_or_dropped, needed_of
+from quiver.replay import build_segment, entry_meta, key_of
 from quiver.segment.accumulator import OpenSegment
 from quiver.segment.info import SEGMENTS, segment_path
 from quiver.segment.segments import floor_of
@@ -55,7 +58,8 @@ from quiver.wal.files import CURSOR, DIRECTORY, NEW, SPARE, log_names
 NUMBERS_SKIPPED: Final = 1024
 """Segment numbers passed over when nobody knows which were given out last."""
 SEQUENCES_SKIPPED: Final = 1 << 20
-MAX_KEYS: Final = 65_536
+MAX_KEYS: Final = 10_000_000
+"""Keys that are kept, the newest: as many as the widest window that can be configured has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,9 @@ class _Mending:
         self._basics = plan.found.basics
         self._aside: list[str] = []
         state = self._basics.known_state
-        self._ledger = Ledger(state.losses, state.loss_totals)
+        self._ledger = Ledger.of(state)
         self._uuid = state.uuid or uuid.uuid4().hex
+        self._keys = self._all_keys()
 
     def run(self) -> Mended:
         plan, disk = self._plan, self._disk
@@ -97,7 +102,7 @@ class _Mending:
             aside = self._copy_aside if seq in plan.to_write else self._move_aside
             aside(segment_path(seq))
         for seq in plan.to_write:
-            write_segment(disk, self._segment(seq), {v: k for k, v in self._plan.names.items()})
+            self._write_again(seq)
         self._publish()
         for path in plan.staged_damage:
             self._move_aside(path)
@@ -142,6 +147,11 @@ class _Mending:
         self._disk.fsync_dir(DIRECTORY)
 
     # Segments
+
+    def _write_again(self, seq: int) -> None:
+        names = {slot: name for name, slot in self._plan.names.items()}
+        transaction = transaction_of(self._plan.found, seq)
+        write_segment(self._disk, self._segment(seq), names, transaction)
 
     def _segment(self, seq: int) -> OpenSegment:
         """A segment of what can be read; a lost bundle leaves an empty one nobody is given."""
@@ -263,7 +273,6 @@ class _Mending:
     def _keep_state(self, through: int, adoption: Adoption | None) -> None:
         """The checkpoint, with the losses, and what only the old log knew."""
         found, state = self._plan.found, self._basics.known_state
-        keys = _latest([*self._basics.known_keys, *self._keys()])[-MAX_KEYS:]
         last = [held.ingestion_ts_ns or 0 for held in self._plan.inventory.bundles[-1:]]
         state = replace(
             state,
@@ -272,17 +281,15 @@ class _Mending:
             slots=self._plan.names,
             uuid=self._uuid,
             subscribers=tuple(sorted(self._basics.progress)),
-            losses=self._ledger.losses,
-            loss_totals=self._ledger.totals,
             adoption=adoption,
-            keys=KeyRuns(self._disk, ()).cover(keys),
+            keys=KeyRuns(self._disk, ()).cover(self._keys),
             window=(),
             bundle_counts=self._bundle_counts(),
             transactions=committed_versions(
-                state.transactions, found.replay.commits, found.files.infos.values()
+                state.transactions, found.replay.commits, self._plan.infos.values()
             ),
         )
-        self._disk.replace(STATE_NAME, encode_state(state))
+        self._disk.replace(STATE_NAME, encode_state(self._ledger.kept_in(state)))
         remove_unlisted(self._disk, state.keys)
 
     @property
@@ -336,23 +343,61 @@ class _Mending:
             and all(seq < one.oldest_incomplete and seq not in one.entries for one in known)
         )
 
-    # What a lost checkpoint knew
+    # Keys
 
-    def _keys(self) -> Iterator[KeyRecord]:
-        forgotten = self._plan.rebuild_state is not None or bool(self._plan.damaged_runs)
-        if forgotten:
-            for seq in sorted(self._plan.kept):
-                yield from keys_in(self._plan.found.files.open(seq))
-        through = 0 if forgotten else self._basics.known_state.through
+    def _all_keys(self) -> list[KeyRecord]:
+        """Every key that anything here knows, each with its newest bundle, oldest first.
+
+        The new checkpoint accounts for all sequences, so it has to list the keys of all bundles
+        that can be read.  They are read before anything is changed.
+        """
+        found = [*self._basics.known_keys, *self._unlisted_keys(), *self._new_keys()]
+        latest = {record.key: record for record in sorted(found, key=sequence_of)}
+        kept = (record for record in latest.values() if not self._is_unknown(record.ref))
+        return sorted(kept, key=sequence_of)[-MAX_KEYS:]
+
+    def _is_unknown(self, ref: BundleRef) -> bool:
+        """Whether a bundle was lost and only its key tells of it: it was behind all that is left
+        of the log.  No row of the ledger can name it, so its key must not answer for it."""
+        (seq, index), found = ref, self._plan.found
+        fate = self._plan.inventory.fates.get(seq)
+        if (fate is not None and index < fate.count) or is_deleted(found, seq):
+            return False
+        if not isinstance(self._basics.floor, Floor):
+            return False  # it may have been deleted
+        unfinished = [left_of(one, seq) for one in self._basics.progress.values()]
+        return bool(needed_of(1 << index, unfinished))
+
+    @property
+    def _forgotten(self) -> bool:
+        """Whether some of the keys that the checkpoint accounted for can't be read any more."""
+        return self._plan.rebuild_state is not None or bool(self._plan.damaged_runs)
+
+    def _unlisted_keys(self) -> Iterator[KeyRecord]:
+        """The keys of all sound runs, whatever lists them: keys of deleted segments are nowhere
+        else.  Keys that had been dropped from the window drop out of it again."""
+        for name in self._disk.listdir(KEYS) if self._forgotten else ():
+            with suppress(StateCorrupt, ValueError):
+                yield from decode_named_run(self._disk.read(f"{KEYS}/{name}"), name)
+
+    def _new_keys(self) -> Iterator[KeyRecord]:
+        """The keys of bundles that the checkpoint does not account for, or not any more: in
+        segments, in what is intact of damaged ones, and in the log, which also has those of
+        segments that are deleted."""
+        through = 0 if self._forgotten else self._basics.known_state.through
+        for held in self._plan.inventory.bundles:
+            if isinstance(held.source, Place):
+                continue  # below
+            if held.sequence is not None and held.sequence >= through:
+                with suppress(Damage):
+                    yield from _key(held.meta(), held.ref)
         for place in self._plan.found.replay.places:
             if place.ref is not None and place.sequence >= through:
                 with suppress(Damage):
-                    key = key_of(entry_meta(place.bundle()), place.ref)
-                    if key is not None:
-                        yield key
+                    yield from _key(entry_meta(place.bundle()), place.ref)
 
 
-def _latest(keys: list[KeyRecord]) -> list[KeyRecord]:
-    """Each key once, with its newest bundle, oldest first."""
-    found = {record.key: record for record in sorted(keys, key=lambda r: r.sequence)}
-    return sorted(found.values(), key=lambda record: record.sequence)
+def _key(meta: BundleMeta, ref: BundleRef) -> Iterator[KeyRecord]:
+    key = key_of(meta, ref)
+    if key is not None:
+        yield key

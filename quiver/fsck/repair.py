@@ -13,8 +13,8 @@ log of the Rust crate       the same, with anything else that is wrong there
 segment                     written again from the log if that has it; bundles that
                             are lost leave a gap that nobody is given
 segment floor               worked out from segments, log and progress
-checkpoint                  worked out from segments and log: names, keys, and of the
-                            ledger those losses that left a gap in a segment
+checkpoint                  worked out from segments, log and key runs: names, keys, and
+                            of the ledger those losses that left a gap in a segment
 staged file                 set aside: its attempt has to be written again; of one that
                             is committed, the loss goes on record
 cursor                      removed: it is a hint
@@ -43,7 +43,7 @@ from quiver.fsck.look import Look, Watch, look
 from quiver.fsck.taking import take_inventory
 from quiver.fsck.verify import check_batches, find_problems
 from quiver.ids import MAX_SLOTS, BundleRef
-from quiver.segment.info import segment_path
+from quiver.segment.info import SegmentInfo, segment_path
 from quiver.segment.stage import StageFile
 from quiver.subscriber.progress import progress_file
 from quiver.survey import Waiting
@@ -166,6 +166,13 @@ class Plan:
         return self.found.files.sound.keys() - self._deleted
 
     @cached_property
+    def infos(self) -> dict[int, SegmentInfo]:
+        """What every segment file says of itself, as far as its tables can be read or mended."""
+        files = self.found.files
+        known = ((seq, files.known_info(seq)) for seq in files.numbers)
+        return {seq: info for seq, info in known if info is not None}
+
+    @cached_property
     def names(self) -> dict[str, int]:
         """All slot names that anything here knows.
 
@@ -178,7 +185,7 @@ class Plan:
             names.update(stage.slots if isinstance(stage, StageFile) else ())
         for waiting in found.waiting.values():
             names.update(waiting.info.slots if waiting.info is not None else ())
-        for seq, info in found.files.infos.items():
+        for seq, info in self.infos.items():
             names.update(info.slots if seq not in self._deleted else ())
         return {**names, **found.basics.known_state.slots, **found.replay.names}
 
@@ -267,8 +274,8 @@ class Plan:
         for run, error in self.damaged_runs.items():
             what = (
                 f"Set it aside. Its {run.count:,} idempotency keys (sequences {run.first:,} to"
-                f" {run.last:,}) are forgotten, except those that segments or the log have: a"
-                " repeat of one of them is stored as a new bundle."
+                f" {run.last:,}) are forgotten, except those that segments, the log or other runs"
+                " have: a repeat of one of them is stored as a new bundle."
             )
             yield Action(run.path, _why(error), what)
 

@@ -26,7 +26,7 @@ A staged file that is committed and no segment yet is looked through in the same
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -69,10 +69,14 @@ class Salvaged:
 
     Every bundle has its old index; those ``lost`` are rows without slots that keep the place
     (and what is known about the bundle), with the attribute ``quiver:lost``.
+
+    ``info`` is what the file said of itself: the transaction that committed it and the names of
+    its slots may be recorded nowhere else.
     """
 
     segment: OpenSegment
     lost: tuple[int, ...]
+    info: SegmentInfo
 
 
 def salvage(disk: Disk, path: str, seq: int) -> Salvaged | None:
@@ -106,7 +110,7 @@ def salvage_staged(disk: Disk, commit: Commit, seq: int, file: CommittedFile) ->
             sequence=commit.sequence, ingestion_ts_ns=commit.ts, store_ts_ns=commit.store_ts
         )
         segment.append(bundle.slots, stamped)
-    return Salvaged(segment, found.lost)
+    return Salvaged(segment, found.lost, replace(found.info, transaction=commit.transaction))
 
 
 def _is_committed(source: ReadSource, file: CommittedFile) -> bool:
@@ -135,14 +139,14 @@ class _Salvage:
     def run(self) -> Salvaged | None:
         tables = self._tables()
         if tables is not None:
-            entries, manifest = tables
+            entries, manifest, info = tables
             if manifest.has_sums:
-                return self._bundles(entries, manifest)
+                return self._bundles(entries, manifest, info)
         return self._as_a_whole()
 
     # The tables
 
-    def _tables(self) -> tuple[dict[int, StreamEntry], Manifest] | None:
+    def _tables(self) -> tuple[dict[int, StreamEntry], Manifest, SegmentInfo] | None:
         """Directory and manifest, mended if need be, of the segment that the file should be."""
         for seal, sums in self._seals():
             data = self._mended(seal, sums)
@@ -157,10 +161,10 @@ class _Salvage:
                     seal.bundle_count,
                 )
                 size, staged = self._source.size, self._staged
-                SegmentInfo.read(self._seq, size, footer, entries, summary, staged=staged)
+                info = SegmentInfo.read(self._seq, size, footer, entries, summary, staged=staged)
             except Damage:
                 continue  # another segment's, or the staged part of this one
-            return {entry.stream_id: entry for entry in entries}, manifest
+            return {entry.stream_id: entry for entry in entries}, manifest, info
         return None
 
     def _seals(self) -> list[tuple[Seal, bytes]]:
@@ -210,7 +214,9 @@ class _Salvage:
 
     # The bundles
 
-    def _bundles(self, entries: Mapping[int, StreamEntry], manifest: Manifest) -> Salvaged:
+    def _bundles(
+        self, entries: Mapping[int, StreamEntry], manifest: Manifest, info: SegmentInfo
+    ) -> Salvaged:
         segment = OpenSegment(self._seq)
         lost = []
         for index in range(len(manifest)):
@@ -221,7 +227,7 @@ class _Salvage:
                 continue
             lost.append(index)
             segment.append((), _placeholder(meta))
-        return Salvaged(segment, tuple(lost))
+        return Salvaged(segment, tuple(lost), info)
 
     def _slots(
         self, index: int, entries: Mapping[int, StreamEntry], manifest: Manifest
@@ -294,7 +300,7 @@ class _Salvage:
                 segment.append(reader.encoded(index), reader.meta(index))
         except (Damage, NotFound):
             return None
-        return Salvaged(segment, ())
+        return Salvaged(segment, (), reader.info)
 
 
 def _placeholder(meta: BundleMeta) -> BundleMeta:

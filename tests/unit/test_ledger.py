@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from quiver.format.state import REJECTED, Loss, index_ranges
-from quiver.ids import BundleRef
+from quiver.format.state import (
+    REJECTED,
+    Checkpoint,
+    Loss,
+    LostRefs,
+    decode_state,
+    encode_state,
+    index_ranges,
+)
+from quiver.ids import MAX_BUNDLES_PER_SEGMENT, BundleRef
 from quiver.ledger import MAX_ENTRIES, MAX_RANGES, MAX_SUBSCRIBERS, Ledger
 from quiver.losses import loss_of
 from quiver.metrics import LEDGER_BUNDLES, SEGMENT_DROPPED, SUBSCRIBER_DROPPED, SUBSCRIBER_LOST
@@ -116,7 +124,7 @@ def test_a_row_of_rejects_is_bounded() -> None:
 def test_damage_is_evicted_last() -> None:
     """Scenario: a full ledger with rows of damage, policies and rejects gets more. Guarantee:
     rejects go first, then what policies dropped, each oldest first; the new row stays, whatever
-    it is; the totals are right."""
+    it is; the totals are right. What the oldest row of damage named is still lost."""
     damage = [Loss(seq, 1, 0, "damaged", 0, {"a": 1}) for seq in range(MAX_ENTRIES - 4)]
     ledger = Ledger(damage[:2])
     for seq in (1, 2):
@@ -138,7 +146,8 @@ def test_damage_is_evicted_last() -> None:
     ledger.record_reject("a", 4, 1, 0)
     assert others() == [(REJECTED, 4)]
     assert len(ledger.losses) == MAX_ENTRIES
-    assert not ledger.has_lost(BundleRef(0, 0)), "the oldest damage went last"
+    assert ledger.losses[0].segment_seq == 1, "the oldest damage went last"
+    assert ledger.has_lost(BundleRef(0, 0))
     assert ledger.totals["rejected.bundles"] == 4
 
 
@@ -165,3 +174,36 @@ def test_what_counts_as_lost() -> None:
     assert loss == Loss(7, 3, 100, "size", 9, {"a": 2, "b": 2}, ((0, 1), (2, 4)))
     assert loss_of(7, 0b11, {"a": 0b100, "b": 0}, "size", 9) is None
     assert loss_of(7, 0b11, {}, "size", 9) == Loss(7, 2, 0, "size", 9, {}, ((0, 2),))
+
+
+def test_what_is_lost_is_known_without_its_row() -> None:
+    """Scenario: more rows of damage than are kept, whole segments and parts of them. Guarantee:
+    what they name stays on record, segments in a row together, at most so many; a policy's
+    drops are not among it."""
+    ledger = Ledger()
+    ledger.record(Loss(0, 1, 0, "size", 0, {}))
+    for seq in range(1, 4):
+        ledger.record(Loss(seq, 2, 0, "damaged", 0, {}, ((0, 2),)))
+    ledger.record(Loss(4, 3, 0, "damaged", 0, {}, ((0, 1), (5, 7))))
+    ledger.record(Loss(5, 9, 0, "damaged", 0, {}))
+    ledger.record(Loss(6, 9, 0, "damaged", 0, {}, (), exact=False))
+    for seq in range(100, 100 + MAX_ENTRIES):
+        ledger.record(Loss(seq, 1, 0, "damaged", 0, {}, ((0, 1),)))
+    assert ledger.losses[0].segment_seq == 100
+    state = decode_state(encode_state(ledger.kept_in(Checkpoint())))
+    assert state.older_losses == (
+        LostRefs((1, 4), (0, 2)),
+        LostRefs((4, 5), (0, 1)),
+        LostRefs((4, 5), (5, 7)),
+        LostRefs((5, 6), (0, MAX_BUNDLES_PER_SEGMENT)),
+    )
+    for known in (ledger, Ledger.of(state)):
+        for ref in ((1, 1), (3, 0), (4, 0), (4, 6), (5, 8), (100, 0)):
+            assert known.has_lost(BundleRef(*ref)), ref
+            assert known.covers(BundleRef(*ref)), ref
+        for ref in ((0, 0), (1, 2), (4, 1), (4, 7), (6, 0), (100, 1)):
+            assert not known.has_lost(BundleRef(*ref)), ref
+        assert known.indexes(4) == 0b1100001
+        assert 3 in known
+        assert 6 not in known
+        assert known.lost_segments == {1, 2, 3, 4, 5, *range(100, 100 + MAX_ENTRIES)}

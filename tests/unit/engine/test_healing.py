@@ -29,7 +29,7 @@ def saves(*lost: int) -> object:
                 segment.append((), BundleMeta(attributes={LOST_ATTRIBUTE: "damaged"}))
             else:
                 segment.append(reader.encoded(index), reader.meta(index))
-        return Salvaged(segment, lost)
+        return Salvaged(segment, lost, reader.info)
 
     return salvage
 

@@ -12,7 +12,7 @@ import pytest
 from quiver import BundleRef, Config, Store
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
-from quiver.errors import QuiverError
+from quiver.errors import BundleGone, QuiverError
 from quiver.format.state import Loss, decode_state, encode_state
 from quiver.fsck.dump import dump
 from quiver.fsck.mend import mend
@@ -356,6 +356,37 @@ def test_a_series_is_there_before_the_first_loss() -> None:
     left = {(one.metric, one.labels) for one in world.store.metrics.snapshot()}
     assert (SUBSCRIBER_LOST, (("subscriber", "later"),)) not in left
     assert (SUBSCRIBER_LOST, (("subscriber", "first"),)) in left
+
+
+@BOTH
+def test_a_loss_outlives_its_row(act: Act, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario: more segments are lost than the ledger keeps rows. Guarantee: of each, also after
+    a crash and another start, the bundle is reported as lost and counted once, and the producer
+    can send it again."""
+    monkeypatch.setattr("quiver.ledger.MAX_ENTRIES", 3)
+    world, lost = World(), 8
+    world.store.subscribe("s", follow=False)
+    refs = []
+    for number in range(lost):
+        receipt = world.put(number, key=f"k{number}")
+        world.store.flush()
+        refs.append(receipt.wait().ref)
+    world.store.close()
+    for ref in refs:
+        world.change(f"segments/{ref.segment_seq:016}.qseg", lambda _: None)
+    assert len(act(world)) == lost
+    for _ in range(2):
+        store = world.kill()
+        assert len(store.losses) == 3
+        assert store.status().loss_totals["damaged.bundles"] == lost
+        for ref in refs:
+            with pytest.raises(BundleGone) as gone:
+                store.read(ref)
+            assert gone.value.details["outcome"] == "lost"
+    again = [world.put(number, key=f"k{number}").wait().ref for number in range(lost)]
+    assert not set(again) & set(refs)
+    assert world.drain("s") == list(range(lost))
+    assert [world.put(number, key=f"k{number}").wait().ref for number in range(lost)] == again
 
 
 def test_a_log_whose_end_is_gone_is_bounded_by_its_size() -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 from quiver.clock import ManualClock
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
+from quiver.format.guard import SEAL_SIZE, decode_seal
+from quiver.format.segment import MIN_SIZE
 from quiver.format.stage import StageKey, stage_path
+from quiver.format.state import STATE_NAME
 from quiver.fsck.dump import dump
 from quiver.fsck.mend import mend
 from quiver.fsck.repair import Plan
 from quiver.fsck.summary import summarize
 from quiver.fsck.verify import verify
-from tests.support.stores import World, batch
+from quiver.segment.info import segment_path
+from quiver.segment.reader import load_info
+from tests.support.segments import data_of
+from tests.support.stores import World, batch, flipped
 
 PENDING = stage_path(StageKey("app", 1, "a1").id, 0)
 WAITING = stage_path(StageKey("app", 2, "a2").id, 0)
@@ -64,20 +70,22 @@ def test_a_look_shows_stages_and_commits() -> None:
 
 def test_damaged_staged_files_are_named() -> None:
     """Scenario: a byte of a waiting stage, and of a committed file, has changed. Guarantee: both
-    are problems, with what they cost; a repair sets them aside and records the loss."""
+    are problems, with what they cost; a repair sets them aside, records the bundle that is lost
+    and makes the other one a segment of its transaction."""
     world = staged()
     world.change(PENDING, flip)
     world.change(WAITING, flip)
     disk = disk_of(world)
     verdict = verify(disk)
     assert {problem.file for problem in verdict.problems} == {PENDING, WAITING}
-    assert verdict.lost_bundles == 2
+    assert verdict.lost_bundles == 1
     assert {PENDING, WAITING} <= {action.file for action in Plan(disk).actions}
     mended = mend(disk, ManualClock(), where="mem")
-    assert [(loss.segment_seq, loss.bundles) for loss in mended.losses] == [(2, 2)]
+    assert [(loss.segment_seq, loss.indexes) for loss in mended.losses] == [(2, ((0, 1),))]
     assert len(world.files("quarantine/")) == 2
     store = world.open()
-    assert [seq for seq, _ in store.segments()] == [0, 1, 3]
+    assert [seq for seq, _ in store.segments()] == [0, 1, 2, 3]
+    assert load_info(disk, 2).transaction == ("app", 1)
     assert store.committed("app") == 1
     assert len(store.status().losses) == 1
     assert store.stages() == []
@@ -122,3 +130,76 @@ def test_a_lost_checkpoint_leaves_the_versions_that_segments_name() -> None:
     assert not Plan(disk).found.replay.commits
     mend(disk, ManualClock(), where="mem")
     assert world.open().commit("app", 5, ["a"]).repeated
+
+
+def committed(*, closed: bool) -> World:
+    """Version 5 committed and published as segment 0; closed, the log has no commit any more."""
+    world = World()
+    world.store.subscribe("a", follow=False)
+    with world.store.stage("app", 5, "a") as stage:
+        stage.put({"Logs": batch(1)})
+        stage.put({"Logs": batch(2)})
+        stage.finish()
+    world.store.commit("app", 5, ["a"])
+    if closed:
+        world.store.close()
+    return world
+
+
+def _flip_tables(data: bytes) -> bytes:
+    """A byte of the directory: the file can't be read as it is, and all of it is intact."""
+    seal = decode_seal(data[len(data) - MIN_SIZE - SEAL_SIZE :][:SEAL_SIZE])
+    assert seal is not None
+    return flipped(data, seal.directory_offset + seal.directory_length // 2)
+
+
+def repaired(world: World) -> World:
+    mend(disk_of(world), ManualClock(), where="mem")
+    return world
+
+
+def test_a_version_that_only_damaged_tables_name() -> None:
+    """Scenario: the log entry of a commit and the tables of its segment are damaged. Guarantee:
+    a repair salvages the segment, and with it what it was committed with."""
+    world = committed(closed=False)
+    world.put(3).wait()
+    world.put(4).wait()
+    world.change(segment_path(0), _flip_tables)
+    at = world.raw.image()["wal/quiver.wal"].index(b"app")
+    world.change("wal/quiver.wal", lambda data: flipped(data, at))
+    store = repaired(world).open()
+    assert store.commit("app", 5, ["a"]).repeated
+    assert load_info(disk_of(world), 0).transaction == ("app", 5)
+    assert world.drain("a") == [1, 2, 3, 4]
+
+
+def test_a_segment_that_is_written_again_keeps_its_transaction() -> None:
+    """Scenario: a bundle of a committed segment, or its tables, rot; an open or a repair writes
+    the segment again; then the checkpoint rots. Guarantee: the version is still known."""
+    for repair in (False, True):
+        for tables in (False, True):
+            world = committed(closed=True)
+            if tables:
+                world.change(segment_path(0), _flip_tables)
+            else:
+                at = data_of(disk_of(world), 0, 0)
+                world.change(segment_path(0), lambda data, at=at: flipped(data, at))  # type: ignore[misc]
+            if repair:
+                repaired(world)
+            world.open().close()
+            assert load_info(disk_of(world), 0).transaction == ("app", 5)
+            world.change(STATE_NAME, flipped)
+            assert repaired(world).open().commit("app", 5, ["a"]).repeated
+
+
+def test_a_lost_version_stays_committed() -> None:
+    """Scenario: the segment of a commit is lost, and the batch is committed again. Guarantee: the
+    loss is on record, and the commit is answered as repeated: versions only rise."""
+    for repair in (False, True):
+        world = committed(closed=True)
+        world.change(segment_path(0), lambda _: None)
+        if repair:
+            repaired(world)
+        store = world.open()
+        assert [(loss.segment_seq, loss.bundles) for loss in store.losses] == [(0, 2)]
+        assert store.commit("app", 5, ["a"]).repeated
