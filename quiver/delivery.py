@@ -11,7 +11,7 @@ import contextlib
 import heapq
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeGuard
 
@@ -25,7 +25,6 @@ from quiver.events import BUNDLE_HANDED_OVER, BUNDLE_REJECTED, get_logger
 from quiver.forking import guard
 from quiver.ids import BundleRef
 from quiver.metrics import Metrics
-from quiver.segment.info import SegmentInfo
 from quiver.segment.segments import Segments
 from quiver.segment.view import SegmentView
 from quiver.subscriber.handle import ClaimedBundle
@@ -231,16 +230,14 @@ class Delivery:
 
     # Questions
 
-    def start_ref(
-        self, start: Start, latest: BundleRef, sealed: Sequence[SegmentInfo]
-    ) -> BundleRef:
+    def start_ref(self, start: Start, latest: BundleRef) -> BundleRef:
         """The position a start stands for."""
         if start == "earliest":
             return EARLIEST
         if start == "latest":
             return latest
         if isinstance(start, datetime):
-            return self._first_since(_nanoseconds(start), latest, sealed)
+            return self.position_at(_nanoseconds(start), latest)
         if _is_ref(start):
             return BundleRef(*start)
         raise InvalidInput(
@@ -248,25 +245,23 @@ class Delivery:
             advice="Use 'earliest', 'latest', a datetime or a ref.",
         )
 
-    def _first_since(
-        self, since_ns: int, latest: BundleRef, sealed: Sequence[SegmentInfo]
-    ) -> BundleRef:
-        """The first bundle taken in at or after a time.
+    def position_at(self, since_ns: int, end: BundleRef) -> BundleRef:
+        """The position of the first bundle taken in at or after a time; ``end`` if none was.
 
-        Ingestion time never goes back, so whole segments can be passed over by their end.
+        Ingestion time never goes back, so whole segments can be passed over by their last one.
+        Lost bundles are stepped over: what they left behind says nothing about their neighbours.
         """
-        for info in sealed:
-            if info.last_ts is not None and info.last_ts >= since_ns:
-                return self._first_in(info.seq, info.bundle_count, since_ns)
-        in_files = {info.seq for info in sealed}
         for seq, count in self.segments.visible():
-            if seq not in in_files:
+            info = self.segments.info(seq)
+            if info is not None and info.last_ts is not None and info.last_ts < since_ns:
+                continue
+            with contextlib.suppress(NotFound):  # deleted since it was listed
                 found = self._first_in(seq, count, since_ns)
-                if found.bundle_index < count:
+                if found is not None:
                     return found
-        return latest
+        return end
 
-    def _first_in(self, seq: int, count: int, since_ns: int) -> BundleRef:
+    def _first_in(self, seq: int, count: int, since_ns: int) -> BundleRef | None:
         low, high = 0, count
         with self.segments.pin(seq) as view:
             while low < high:
@@ -276,7 +271,7 @@ class Delivery:
                     low = found[0] + 1
                 else:
                     high = middle
-        return BundleRef(seq, low)
+            return None if _time_from(view, low, count) is None else BundleRef(seq, low)
 
     def _check_open(self) -> None:
         if self.closed is not None:

@@ -479,6 +479,12 @@ class Store:
         """The position behind all that can be read: nothing appears before it any more."""
         return self._registry.end
 
+    def position_at(self, since_ns: int) -> BundleRef:
+        """The position of the first bundle taken in at this time or later, in ns since the
+        epoch; the end if there is none. Bundles that were lost are stepped over."""
+        self._check_open()
+        return self._delivery.position_at(since_ns, self.end)
+
     def segment_info(self, seq: int) -> SegmentInfo | None:
         """A written segment in a few numbers; ``None`` for one that is still in memory."""
         return self._segments.info(seq)

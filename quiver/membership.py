@@ -32,7 +32,7 @@ class Membership:
     def register(self, name: str, start: Start) -> Subscriber:
         """Make a subscriber known, durably, or find a known one where it was."""
         parts, records = self._parts, self._upkeep.records
-        position = self._delivery.start_ref(start, parts.segments.latest, parts.segments.infos())
+        position = self._delivery.start_ref(start, parts.segments.latest)
         known = any(one.name == name for one in parts.registry.subscribers())
         subscriber = records.guarded(lambda: parts.registry.register(name, position))
         if not records.names(name):

@@ -34,7 +34,7 @@ from quiver.errors import NotFound
 from quiver.metrics import SENT_BYTES
 
 LOOK_BACK: Final = 64
-"""Newest bundles looked at for a slot's schema."""
+"""Bundles looked at for a slot's schema, or for a time: those next to them may be lost."""
 
 EMPTY: Final = pa.schema([])
 
@@ -246,9 +246,10 @@ def slot_schema(store: Store, slot: str) -> pa.Schema | None:
             if looked >= LOOK_BACK:
                 return None
             looked += 1
-            batch = next(store.read_slot([BundleRef(seq, index)], slot))
-            if batch is not None:
-                return batch.schema
+            with contextlib.suppress(NotFound):  # lost, or deleted since it was listed
+                batch = next(store.read_slot([BundleRef(seq, index)], slot))
+                if batch is not None:
+                    return batch.schema
     return None
 
 
@@ -265,18 +266,27 @@ def listed(stream: Stream) -> list[flight.FlightInfo]:
 
 def _stream_meta(store: Store) -> StreamMeta:
     status = store.status()
-    segments = [one for one in store.segments() if one[1]]
-    oldest = newest = None
-    if segments:
-        with contextlib.suppress(NotFound):  # deleted between the two looks
-            oldest = store.meta(BundleRef(segments[0][0], 0)).ingestion_ts_ns
-            newest = store.meta(BundleRef(segments[-1][0], segments[-1][1] - 1)).ingestion_ts_ns
+    segments = store.segments()
+    oldest_first = (BundleRef(seq, index) for seq, count in segments for index in range(count))
+    newest_first = (
+        BundleRef(seq, index)
+        for seq, count in reversed(segments)
+        for index in range(count - 1, -1, -1)
+    )
     return StreamMeta(
         bundles=status.bundles,
         nbytes=status.usage.committed,
-        oldest_ns=oldest,
-        newest_ns=newest,
+        oldest_ns=_first_time(store, oldest_first),
+        newest_ns=_first_time(store, newest_first),
     )
+
+
+def _first_time(store: Store, refs: Iterator[BundleRef]) -> int | None:
+    """When the first of these was taken in that is there."""
+    for ref in itertools.islice(refs, LOOK_BACK):
+        with contextlib.suppress(NotFound):  # lost, or deleted since it was listed
+            return store.meta(ref).ingestion_ts_ns
+    return None
 
 
 def _recent_slots(store: Store) -> set[str]:
@@ -285,7 +295,8 @@ def _recent_slots(store: Store) -> set[str]:
     if segments:
         seq, count = segments[-1]
         for index in range(max(0, count - LOOK_BACK), count):
-            names |= set(store.encoded(BundleRef(seq, index)))
+            with contextlib.suppress(NotFound):
+                names |= set(store.encoded(BundleRef(seq, index)))
     return names
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from flight_service.protocol.names import Ref
 from flight_service.protocol.plan import Lost, Part, Plan, Planned, Run
-from flight_service.server.ranges import first_since
 from quiver import BundleRef, Store
 from quiver.errors import NotFound
 
@@ -82,10 +81,10 @@ def _range(store: Store, request: Plan, latest: BundleRef) -> tuple[BundleRef, B
         oldest = next((BundleRef(seq, 0) for seq, count in store.segments() if count), latest)
         start = min(oldest, latest)
     if request.since_ns is not None:
-        start = max(start, first_since(store, request.since_ns))
+        start = max(start, store.position_at(request.since_ns))
     end = latest if request.end is None else min(BundleRef(*request.end), latest)
     if request.until_ns is not None:
-        end = min(end, first_since(store, request.until_ns))
+        end = min(end, store.position_at(request.until_ns))
     return start, end
 
 

@@ -10,7 +10,6 @@ from flight_service.protocol.actions import Start
 from flight_service.protocol.get import ReadCommand
 from flight_service.protocol.names import Ref
 from quiver import BundleRef, Store
-from quiver.errors import NotFound
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -22,10 +21,10 @@ def refs_of(store: Store, command: ReadCommand) -> Iterator[BundleRef]:
         return
     start = BundleRef(*command.start) if command.start is not None else BundleRef(0, 0)
     if command.since_ns is not None:
-        start = max(start, first_since(store, command.since_ns))
+        start = max(start, store.position_at(command.since_ns))
     end = BundleRef(*command.end) if command.end is not None else None
     if command.until_ns is not None:
-        until = first_since(store, command.until_ns)
+        until = store.position_at(command.until_ns)
         end = until if end is None else min(end, until)
     for seq, count in store.segments():
         if seq < start.segment_seq:
@@ -38,35 +37,6 @@ def refs_of(store: Store, command: ReadCommand) -> Iterator[BundleRef]:
             yield ref
 
 
-def first_since(store: Store, since_ns: int) -> BundleRef:
-    """The first bundle taken in at or after a time; the end if there is none.
-
-    Ingestion time never goes back, so one look at its end passes over a segment.
-    """
-    for seq, count in store.segments():
-        try:
-            if count and _ts(store, seq, count - 1) >= since_ns:
-                return _first_in(store, seq, count, since_ns)
-        except NotFound:
-            continue  # deleted between the two looks
-    return store.end
-
-
-def _first_in(store: Store, seq: int, count: int, since_ns: int) -> BundleRef:
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        if _ts(store, seq, middle) < since_ns:
-            low = middle + 1
-        else:
-            high = middle
-    return BundleRef(seq, low)
-
-
-def _ts(store: Store, seq: int, index: int) -> int:
-    return store.meta(BundleRef(seq, index)).ingestion_ts_ns or 0
-
-
 def position_of(store: Store, start: Start) -> BundleRef:
     """Where a start lies now."""
     if start == "earliest":
@@ -76,7 +46,7 @@ def position_of(store: Store, start: Start) -> BundleRef:
     if isinstance(start, Ref):
         return BundleRef(*start)
     assert isinstance(start, int)
-    return first_since(store, start)
+    return store.position_at(start)
 
 
 def library_start(start: Start) -> datetime | BundleRef | str:

@@ -24,7 +24,7 @@ from flight_service.server import authz
 from flight_service.server.actions import Actions
 from flight_service.server.auth import MIDDLEWARE, Authenticator, Caller, CallerFactory, Principal
 from flight_service.server.edge import edge
-from flight_service.server.events import CALL_DENIED, get_logger
+from flight_service.server.events import CALL_DENIED, LISTING_FAILED, get_logger
 from flight_service.server.exchange import ExchangeCall
 from flight_service.server.get import closed_info, data_stream, flight_info, listed, slot_schema
 from flight_service.server.limits import Gate
@@ -33,6 +33,7 @@ from flight_service.server.put import PutCall
 from flight_service.server.settings import Settings
 from flight_service.server.streams import Streams
 from quiver.clock import Clock
+from quiver.errors import QuiverError
 
 MAX_LISTED: Final = 1_000
 """Streams whose slots one ListFlights looks into."""
@@ -160,8 +161,13 @@ class FlightService(flight.FlightServerBase):  # type: ignore[misc]  # untyped
         readable = authz.allowed(principal.grants, authz.READ, name)
         if not readable or self._streams.state(name) != "open":
             return [closed_info(name)]  # listing must not wake what is asleep
-        with self._streams.use(name) as stream:
-            return listed(stream)
+        try:
+            with self._streams.use(name) as stream:
+                return listed(stream)
+        except (ServiceError, QuiverError) as error:
+            # Deleted, closed or in trouble since: the others are listed all the same.
+            _log.warning(LISTING_FAILED, stream=name, error=str(error))
+            return [closed_info(name)]
 
     def do_action(self, context: Any, action: Any) -> list[flight.Result]:
         with self._call(context, "do_action") as principal:

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.flight as flight
 import pytest
 
 from flight_service.protocol.exchange import SubscribeCommand
-from flight_service.server import Server
+from flight_service.protocol.get import FlightMeta
+from flight_service.server import Server, service
 from flight_service.server.exchange import ExchangeCall
 from flight_service.server.leases import Desk
-from quiver.errors import BundleGone
+from flight_service.server.stream import Stream
+from quiver.errors import BundleGone, SegmentDamage
 from quiver.segment.segments import Pin
-from tests.wire.bare import act, logs, put_slot
+from tests.wire.bare import act, fails, get, info, logs, put_slot
 from tests.wire.conftest import MakeServer, connect
 from tests.wire.test_exchange import Live, eventually, in_flight
 
@@ -150,3 +153,74 @@ def test_the_pusher_ends_before_the_handler_whatever_happens(
         with pytest.raises(BundleGone):
             call.run()
         assert not [t for t in threading.enumerate() if t.name == "quiver-push"]
+
+
+def test_a_time_in_a_segment_with_lost_bundles(make_server: MakeServer, tmp_path: Path) -> None:
+    """Scenario: reads, plans and seeks by time, in a segment whose middle and newest bundles are
+    lost, with a later segment behind it. Guarantee: every bundle that is there is found."""
+    server = sealed(make_server, 9)
+    with connect(server) as client:
+        described = info(client, stream="t", describe=True).app_metadata
+        times = json.loads(described)["times_ns"]
+        rot(tmp_path, 4, 8)
+        fails("expired", everything, client)
+        later = put_slot(client, "t", [logs(1)])[0]["ref"]
+        here = [[0, n] for n in range(8) if n != 4] + [later]
+        assert listed(client) == here
+        assert listed(client, since_ns=times[0]) == here
+        assert listed(client, since_ns=times[3]) == here[3:]
+        assert listed(client, since_ns=times[8] + 1) == [later]
+        assert listed(client, until_ns=times[8] + 1) == here[:-1]
+        planned = act(client, "plan", stream="t", since_ns=times[0])
+        assert planned["start"] == [0, 0]
+        assert act(client, "plan", stream="t", since_ns=times[8] + 1)["start"] == later
+        sought = act(client, "seek", stream="t", subscriber="s", to=times[3])
+        assert sought["ref"] == [0, 3]
+        claimed = act(client, "claim", stream="t", subscriber="s")["bundles"]
+        assert [one["ref"] for one in claimed] == here[3:]
+
+
+def everything(client: flight.FlightClient) -> list[tuple[dict[str, Any], Any]]:
+    return [one for end in info(client, stream="t").endpoints for one in get(client, end.ticket)]
+
+
+def listed(client: flight.FlightClient, **fields: Any) -> list[list[int]]:
+    found = FlightMeta.decode(info(client, stream="t", **fields).app_metadata)
+    return [list(ref) for ref in found.refs]
+
+
+def test_a_lost_newest_bundle_hides_no_schema_and_no_stream(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    """Scenario: a stream's newest bundle is lost. Guarantee: GetSchema finds the schema in an
+    older one, and ListFlights lists it and the others with slots and times."""
+    server = sealed(make_server, 3)
+    with connect(server) as client:
+        put_slot(client, "u", [logs(1)])
+        rot(tmp_path, 0, 2)
+        fails("expired", everything, client)
+        slot = flight.FlightDescriptor.for_path("t", "Logs")
+        assert client.get_schema(slot).schema == logs(1).schema
+        found = {tuple(one.descriptor.path): one for one in client.list_flights()}
+        assert set(found) == {(b"t",), (b"t", b"Logs"), (b"u",), (b"u", b"Logs")}
+        meta = json.loads(found[(b"t",)].app_metadata)
+        assert meta["oldest_ns"] == meta["newest_ns"]
+
+
+def test_one_stream_in_trouble_does_not_fail_a_listing(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario: looking into one of two streams fails. Guarantee: both are listed."""
+    with connect(server) as client:
+        for name in ("t", "u"):
+            put_slot(client, name, [logs(1)])
+        real = service.listed
+
+        def in_trouble(stream: Stream) -> list[flight.FlightInfo]:
+            if stream.name == "t":
+                raise SegmentDamage("not readable.")
+            return real(stream)
+
+        monkeypatch.setattr(service, "listed", in_trouble)
+        paths = {tuple(one.descriptor.path) for one in client.list_flights()}
+        assert paths == {(b"t",), (b"u",), (b"u", b"Logs")}
