@@ -25,6 +25,7 @@ from flight_service.protocol.get import (
     MAX_CLAIM_BYTES,
     MAX_TICKET,
     ORDER,
+    UUID,
     WAIT_MS,
     BundleInfo,
 )
@@ -219,6 +220,9 @@ class Ack(Message):
     before: Ref | None = of(
         REF, default=None, doc="All that can be read before this position, claimed or not."
     )
+    uuid: str | None = of(
+        UUID, default=None, doc="The stream's uuid: `expired` if it was made anew since."
+    )
 
     def check(self) -> None:
         if self.before is None and self.refs is None:
@@ -238,6 +242,9 @@ class Reject(Message):
     reason: str = of(TEXT, default="", doc="Why, for the log.")
     lease: str | None = of(LEASE_ID, default=None, doc="Count only while this lease holds.")
     durable: bool = of(BOOL, default=False, doc="Answer once this is on disk.")
+    uuid: str | None = of(
+        UUID, default=None, doc="The stream's uuid: `expired` if it was made anew since."
+    )
 
 
 class Defer(Message):

@@ -8,10 +8,11 @@ that ends at the endpoint's ``expiration_time`` unless renewed.  Without one, no
 changes on the server; ``refs``, ``start``/``end`` (refs, end excluded) and
 ``since_ns``/``until_ns`` (ingestion time, end excluded) say which bundles.
 
-Every endpoint has a :class:`Ticket`, which is also its ``app_metadata``: bundle *i* of the
-answer is ref *i*.  A ticket is a request, not a credential: it is authorised again
-when it is used, and a client may write its own.  If a bundle can't be had any more, DoGet
-fails with ``expired`` and says what became of it.
+Every endpoint has a :class:`Ticket`, which is also its ``app_metadata``, there without the
+``uuid``: bundle *i* of the answer is ref *i*.  A ticket is a request, not a credential: it is
+authorised again when it is used, and a client may write its own.  If a bundle can't be had any
+more, DoGet fails with ``expired`` and says what became of it; likewise if the ticket names the
+uuid of another stream than the one that has the name now.
 
 *Bundle mode* answers with the wrapper, one batch per bundle, a :class:`BundleInfo` as each
 batch's ``app_metadata``.  *Slot mode* answers with the slot's own schema and native
@@ -64,6 +65,7 @@ MAX_LEASE_MS: Final = 24 * 3_600_000
 MODE: Final = choice("bundle", "slot")
 ORDER: Final = choice("oldest", "newest")
 LEASE_ID: Final = text(64)
+UUID: Final = text(64)
 LEASE_MS: Final = whole(MIN_LEASE_MS, MAX_LEASE_MS)
 KNOWN: Final = whole(-1, MAX_TIME_NS)
 WAIT_MS: Final = whole(0, MAX_WAIT_MS)
@@ -161,6 +163,9 @@ class Ticket(Message):
     )
     subscriber: str | None = of(SUBSCRIBER, default=None, doc="For whom they are claimed.")
     lease: str | None = of(LEASE_ID, default=None, doc="The lease they are claimed under.")
+    uuid: str | None = of(
+        UUID, default=None, doc="The stream's uuid: `expired` if it was made anew since."
+    )
 
     def check(self) -> None:
         check_mode(self)

@@ -27,6 +27,7 @@ from flight_service.protocol.stage import (
     StageFinished,
 )
 from flight_service.server.authz import OBSERVE, Grant, allowed, visible
+from flight_service.server.bundles import check_uuid
 from flight_service.server.leases import Desk
 from flight_service.server.plan import plan
 from flight_service.server.ranges import library_start, position_of
@@ -132,6 +133,7 @@ class Actions:
 
     def _ack(self, request: wire.Ack) -> wire.Outcomes:
         with self._streams.use(request.stream) as stream:
+            check_uuid(stream.store, request.uuid)
             desk = stream.desk(request.subscriber)
             taken, problems = desk.ack(request.refs or (), request.lease)
             if request.before is not None:
@@ -140,6 +142,7 @@ class Actions:
 
     def _reject(self, request: wire.Reject) -> wire.Outcomes:
         with self._streams.use(request.stream) as stream:
+            check_uuid(stream.store, request.uuid)
             desk = stream.desk(request.subscriber)
             taken, problems = desk.reject(request.refs, request.reason, request.lease)
             return self._outcomes(desk, taken, problems, stream.store, durable=request.durable)

@@ -180,6 +180,16 @@ def gone_as_expired(error: NotFound, ref: tuple[int, int]) -> ServiceError:
     return ServiceError("unknown_bundle", str(error), details={"ref": list(ref)})
 
 
+def check_uuid(store: Store, uuid: str | None) -> None:
+    """Refuse what was made for another stream of the same name; not every request says."""
+    if uuid is not None and uuid != store.uuid:
+        raise ServiceError(
+            "expired",
+            "the stream was made anew or replaced since: its refs name other bundles.",
+            details={"uuid": uuid, "outcome": "deleted"},
+        )
+
+
 def with_gone(store: Store, refs: Iterable[BundleRef]) -> Iterator[BundleRef]:
     """The refs, each checked to be there."""
     asked = list(refs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -18,6 +19,7 @@ from flight_service.server.bundles import (
     AT_ONCE,
     View,
     Wrapped,
+    check_uuid,
     gone_as_expired,
     native_reader,
     ready_next,
@@ -127,12 +129,12 @@ def _info(
             known = store.meta(ref)
             rows, nbytes = rows + known.rows, nbytes + known.nbytes
         if refs:
-            endpoints.append(_endpoint(command, refs, meta))
+            endpoints.append(_endpoint(command, refs, meta, store.uuid))
     else:
         assert command.slot is not None
         runs, without = runs_of(store, refs, command.slot, command.columns)
         schema = runs[0].schema if runs else EMPTY
-        endpoints = [_endpoint(command, run.refs, meta) for run in runs]
+        endpoints = [_endpoint(command, run.refs, meta, store.uuid) for run in runs]
         rows, nbytes = sum(run.rows for run in runs), sum(run.nbytes for run in runs)
         meta = FlightMeta(**{**vars(meta), "without_slot": tuple(Ref(*ref) for ref in without)})
     return flight.FlightInfo(
@@ -141,9 +143,9 @@ def _info(
 
 
 def _endpoint(
-    command: ReadCommand, refs: list[BundleRef], meta: FlightMeta
+    command: ReadCommand, refs: list[BundleRef], meta: FlightMeta, uuid: str
 ) -> flight.FlightEndpoint:
-    ticket = Ticket(
+    told = Ticket(
         stream=command.stream,
         refs=tuple(Ref(*ref) for ref in refs),
         mode=command.mode,
@@ -153,11 +155,13 @@ def _endpoint(
         projection=command.projection,
         subscriber=command.subscriber,
         lease=meta.lease,
-    ).encode()
+    )
     expires = None
     if meta.expires_ns is not None:
         expires = pa.scalar(meta.expires_ns, pa.timestamp("ns", tz="UTC"))
-    return flight.FlightEndpoint(ticket, [], expires, ticket)
+    # Clients of 0.1.0 read what is told, strictly, and hand the ticket back as it is.
+    ticket = dataclasses.replace(told, uuid=uuid)
+    return flight.FlightEndpoint(ticket.encode(), [], expires, told.encode())
 
 
 # DoGet
@@ -165,6 +169,7 @@ def _endpoint(
 
 def data_stream(stream: Stream, ticket: Ticket, max_slot_bytes: int) -> flight.FlightDataStream:
     """The answer to a ticket."""
+    check_uuid(stream.store, ticket.uuid)
     refs = [BundleRef(*ref) for ref in ticket.refs]
     delivered: dict[BundleRef, Delivered] = {}
     if ticket.subscriber is not None:

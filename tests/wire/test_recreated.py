@@ -217,3 +217,52 @@ def test_failed_deliveries_survive_a_copy_of_the_directory(
     with connect(make_server()) as client:
         (bundle,) = act(client, "claim", stream="a", subscriber="s")["bundles"]
         assert (bundle["delivery"], bundle["reason"]) == (3, "no")
+
+
+def test_a_ticket_does_not_outlive_its_root(make_server: MakeServer, tmp_path: Path) -> None:
+    """Scenario: a server's root is wiped, and its producers send other data under the same refs;
+    then tickets of before are used. Guarantee: ``expired`` in both modes, while a ticket that a
+    client wrote itself, without a uuid, reads what is there."""
+    server = make_server()
+    with connect(server) as client:
+        put_slot(client, "t", [logs(1)])
+        old = [
+            *info(client, stream="t").endpoints,
+            *info(client, stream="t", mode="slot", slot="Logs").endpoints,
+        ]
+    server.stop()
+    shutil.rmtree(tmp_path / "data")
+    with connect(make_server()) as client:
+        put_slot(client, "t", [logs(2)])
+        for endpoint in old:
+            with pytest.raises(flight.FlightError) as refused:
+                client.do_get(endpoint.ticket).read_all()
+            assert from_flight(refused.value).code == "expired"
+        (new,) = info(client, stream="t").endpoints
+        assert [batches["Logs"] for _, batches in get(client, new.ticket)] == [logs(2)]
+        own = flight.Ticket(json.dumps({"v": 1, "stream": "t", "refs": [[0, 0]]}))
+        assert [batches["Logs"] for _, batches in get(client, own)] == [logs(2)]
+
+
+def test_an_ack_that_names_its_stream_does_not_outlive_it(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    """Scenario: bundles are read, the root is wiped and filled with others under the same refs;
+    then their acks come, which name the stream's uuid as the ticket has it. Guarantee:
+    ``expired``, nothing is finished; with the uuid of the stream that is there they count."""
+    server = make_server()
+    with connect(server) as client:
+        put_slot(client, "t", [logs(1)])
+        old = json.loads(info(client, stream="t").endpoints[0].ticket.ticket)["uuid"]
+    server.stop()
+    shutil.rmtree(tmp_path / "data")
+    with connect(make_server()) as client:
+        put_slot(client, "t", [logs(2)])
+        act(client, "register", stream="t", subscriber="s")
+        late = {"stream": "t", "subscriber": "s", "uuid": old}
+        fails("expired", act, client, "ack", **late, refs=[[0, 0]])
+        fails("expired", act, client, "ack", **late, before=[1, 0])
+        fails("expired", act, client, "reject", **late, refs=[[0, 0]])
+        now = json.loads(info(client, stream="t").endpoints[0].ticket.ticket)["uuid"]
+        answer = act(client, "ack", **{**late, "uuid": now}, refs=[[0, 0]])
+        assert answer["taken"] == 1
