@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from quiver.errors import StateCorrupt, UnsupportedVersion
+from quiver.errors import StateCorrupt, UnsupportedVersion, check_memory
 from quiver.format.crc import crc32
 from quiver.ids import BundleRef
 
@@ -129,6 +129,7 @@ def decode_run(data: bytes, run: KeyRun) -> tuple[KeyRecord, ...]:
     try:
         records = decode_keys(data[header_size : -_CRC.size])
     except (ValueError, OSError, pa.ArrowException) as error:
+        check_memory(error)
         raise damaged_run(run, f"has a good checksum but can't be read ({error})") from None
     if not records or KeyRun.of(records) != run or count != run.count:
         raise damaged_run(run, "holds other keys than its name and the checkpoint say")

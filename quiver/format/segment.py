@@ -35,6 +35,7 @@ from quiver.errors import (
     SegmentInvalidIpc,
     SegmentTruncated,
     UnsupportedVersion,
+    check_memory,
 )
 from quiver.format.crc import crc32
 from quiver.format.ipc import EncodedBatch
@@ -255,6 +256,7 @@ def decode_table(data: pa.Buffer, what: str) -> pa.RecordBatch:
             batch = reader.get_batch(0)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, KeyError, struct.error) as error:
+        check_memory(error)
         raise SegmentInvalidIpc(f"Arrow can't read the {what}: {error}.") from error
     return batch
 

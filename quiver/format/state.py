@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from quiver.errors import StateCorrupt, UnsupportedVersion
+from quiver.errors import StateCorrupt, UnsupportedVersion, check_memory
 from quiver.format.crc import crc32
 from quiver.format.keys import KeyRecord, KeyRun, decode_keys
 
@@ -266,6 +266,7 @@ def decode_state(data: bytes) -> Checkpoint:
         if not unknown:
             return _checkpoint(document, through, last_ts)
     except _UNREADABLE as error:
+        check_memory(error)
         raise _damaged(f"a part has a good checksum but can't be read ({error})") from None
     raise _newer(f"needs {', '.join(map(repr, unknown))}, which this Quiver doesn't know")
 

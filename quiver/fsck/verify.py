@@ -16,7 +16,7 @@ import pyarrow as pa
 from quiver.contradictions import contradictions
 from quiver.disk.disk import Disk
 from quiver.disk.quarantine import QUARANTINE
-from quiver.errors import Damage, QuiverError, WalCorrupt
+from quiver.errors import Damage, QuiverError, WalCorrupt, check_memory
 from quiver.fates import Fate
 from quiver.format.keys import KEYS
 from quiver.format.progress import Progress
@@ -168,6 +168,7 @@ def check_batches(reader: SegmentReader) -> Iterator[Problem]:
             for batch in reader.read(index).values():
                 batch.validate()
         except (Damage, *_ARROW_ERRORS) as error:
+            check_memory(error)
             what = error.message.rstrip(".") if isinstance(error, Damage) else str(error)
             yield Problem(reader.path, what, f"bundle {reader.seq}.{index} can't be read")
 

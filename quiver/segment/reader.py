@@ -33,6 +33,7 @@ from quiver.errors import (
     SlotNotInBundle,
     StreamNotFound,
     UnsupportedVersion,
+    check_memory,
 )
 from quiver.format.blocks import find_mismatch
 from quiver.format.crc import crc32
@@ -107,6 +108,7 @@ def stream_schemas(
             try:
                 schema = _schema_of(source, entry)
             except _ARROW_ERRORS as error:
+                check_memory(error)
                 raise SegmentInvalidIpc(
                     f"Arrow can't read stream {entry.stream_id}: {error}."
                 ) from error
@@ -434,10 +436,12 @@ class SegmentReader:
             if entry.chunk_count and SchemaMessage.of(reader.schema).has_dictionaries:
                 reader.get_batch(0)
         except _ARROW_ERRORS as error:
+            check_memory(error)
             raise self._invalid(f"Arrow can't read stream {stream_id}: {error}.") from error
         return reader
 
     def _unreadable(self, stream_id: int, chunk: int, error: Exception) -> QuiverError:
+        check_memory(error)
         if isinstance(error, FileNotFoundError):
             return BundleGone(
                 f"{self.path} was deleted while it was read.", outcome="deleted", segment=self.seq

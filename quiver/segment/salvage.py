@@ -32,7 +32,7 @@ from typing import Final
 import pyarrow as pa
 
 from quiver.disk.disk import Disk
-from quiver.errors import Damage, NotFound
+from quiver.errors import Damage, NotFound, check_memory
 from quiver.format.blocks import Chunk, Piece, block_count
 from quiver.format.commit import Commit, CommittedFile
 from quiver.format.crc import crc32
@@ -242,7 +242,8 @@ class _Salvage:
             schema, dictionaries = head
             try:
                 batch = EncodedBatch(schema, data, count_rows(data), dictionaries)
-            except (*_ERRORS, FlatbufferError):
+            except (*_ERRORS, FlatbufferError) as error:
+                check_memory(error)
                 return None
             found.append(EncodedSlot(manifest.slots[at], entry.schema_fingerprint, batch))
         return found
@@ -256,7 +257,8 @@ class _Salvage:
         if entry.stream_id not in self._heads:
             try:
                 self._heads[entry.stream_id] = self._read_head(entry)
-            except (*_ERRORS, FlatbufferError):
+            except (*_ERRORS, FlatbufferError) as error:
+                check_memory(error)
                 self._heads[entry.stream_id] = None
         return self._heads[entry.stream_id]
 
