@@ -22,7 +22,7 @@ from flight_service.protocol.errors import ServiceError
 from flight_service.server.claims import Poison
 from flight_service.server.events import DEAD_LETTER_FAILED, get_logger
 from flight_service.server.streams import Streams
-from quiver.errors import LimitExceeded, QuiverError
+from quiver.errors import BundleGone, LimitExceeded, QuiverError
 
 RETRY_SECONDS: Final = 1.0
 MAX_REASON: Final = 500
@@ -83,14 +83,19 @@ class DeadLetters:
         with contextlib.suppress(ServiceError):
             self._streams.create(target, None, if_not_exists=True)
         with self._streams.use(target) as grave:
-            batches: dict[str | int, pa.RecordBatch] = {name: handle[name] for name in handle}
+            try:
+                batches: dict[str | int, pa.RecordBatch] = {name: handle[name] for name in handle}
+            except BundleGone:  # lost, and so in the ledger, or deleted by retention
+                poison.buried(handle.ref)
+                return
             key = f"{poison.origin}/{poison.subscriber}/{handle.ref}"
             try:
                 receipt = grave.store.put(batches, key=key, attributes=_story(poison, full=True))
             except LimitExceeded:
                 receipt = grave.store.put(batches, key=key, attributes=_story(poison, full=False))
             receipt.wait()
-        handle.hand_over(f"{target} {receipt.ref}")
+        with contextlib.suppress(BundleGone):
+            handle.hand_over(f"{target} {receipt.ref}")
         poison.buried(handle.ref)
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from flight_service.protocol.exchange import SubscribeCommand
 from flight_service.protocol.get import FlightMeta
 from flight_service.server import Server, service
 from flight_service.server.exchange import ExchangeCall
+from flight_service.server.get import listed as look_into
 from flight_service.server.leases import Desk
 from flight_service.server.stream import Stream
 from quiver.errors import BundleGone, SegmentDamage
@@ -214,13 +215,36 @@ def test_one_stream_in_trouble_does_not_fail_a_listing(
     with connect(server) as client:
         for name in ("t", "u"):
             put_slot(client, name, [logs(1)])
-        real = service.listed
 
         def in_trouble(stream: Stream) -> list[flight.FlightInfo]:
             if stream.name == "t":
                 raise SegmentDamage("not readable.")
-            return real(stream)
+            return look_into(stream)
 
         monkeypatch.setattr(service, "listed", in_trouble)
         paths = {tuple(one.descriptor.path) for one in client.list_flights()}
         assert paths == {(b"t",), (b"u",), (b"u", b"Logs")}
+
+
+@pytest.mark.usefixtures("rots_after_the_claim")
+def test_poison_that_is_lost_is_not_tried_for_ever(make_server: MakeServer, tmp_path: Path) -> None:
+    """Scenario: a bundle has failed as often as it may, and rots before it is a dead letter.
+    Guarantee: it is on record as lost, and nothing of it waits any more."""
+    server = sealed(make_server, 2)
+    with connect(server) as client:
+        who = {"stream": "t", "subscriber": "s"}
+        act(client, "register", **who, max_deliveries=1, backoff_ms=0)
+        act(client, "claim", **who, max_bundles=1)
+        act(client, "defer", **who, refs=[[0, 0]], delay_ms=0, reason="no")
+        rot(tmp_path, 0)
+        claimed = act(client, "claim", **who, wait_ms=300)
+        assert [one["ref"] for one in claimed["bundles"]] == [[0, 1]]
+
+        def pending() -> int:
+            status = act(client, "status", stream="t")["streams"]["t"]["subscribers"]["s"]
+            found: int = status["delivery"]["dead_letters_pending"]
+            return found
+
+        eventually(lambda: pending() == 0, 3)
+        losses = act(client, "status", stream="t")["streams"]["t"]["losses"]
+        assert sum(one["bundles"] for one in losses) == 1
