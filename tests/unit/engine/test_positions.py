@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from quiver.errors import StoreClosed
 from tests.support.stores import World, batch
+from tests.unit.engine.test_damage_and_crash import rot
 
 
 def put(world: World, count: int) -> list[tuple[int, int]]:
@@ -123,3 +126,25 @@ def test_the_end_and_transactions() -> None:
         read_on()
     assert seen == [(seq, n) for seq, count in world.store.segments() for n in range(count)]
     assert len(seen) == 2 * 5
+
+
+def test_a_time_before_a_segment_that_was_just_rebuilt() -> None:
+    """Scenario: the older of two segments is damaged; a read has rebuilt it in memory, and its
+    file is not written anew yet. Guarantee: a time before all is the position of its first
+    bundle, for a reader and for a new subscriber, not that of the next file."""
+    world = World()
+    put(world, 3)
+    world.store.flush()
+    first = world.store.meta((0, 0)).ingestion_ts_ns
+    assert first is not None
+    world.clock.advance(1.0)
+    put(world, 3)
+    world.store.flush()
+    rot(world, 0)
+    assert world.store.read((0, 1))
+    assert world.store.segment_info(0) is None, "it is in memory"
+    assert world.store.position_at(first) == (0, 0)
+    when = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=first // 1000)
+    assert world.store.subscribe("s", start=when).position == (0, 0)
+    assert world.store.position_at(first + 1_000_000_000) == (1, 0)
+    assert world.store.position_at(first + 10_000_000_000) == world.store.end
