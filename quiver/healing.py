@@ -12,8 +12,9 @@ none                            all of them go on record; the file is moved to
                                 ``quarantine/``, the number is gone
 ==============================  ============================================================
 
-The order is: ledger → outcomes of subscribers durable → file → floor.  After a crash in
-between, the damage is found again, and what is on record already is not recorded twice.
+The order is: ledger → outcomes of subscribers durable → floor → file.  After a crash before
+the floor, the damage is found again, and what is on record already is not recorded twice;
+after one behind it, the next open moves the file.
 
 A bundle that every subscriber had finished is not a loss: nobody needed it any more.
 """
@@ -134,10 +135,10 @@ class Healing:
         self._record(self._records.loss_of(info, DAMAGED), info, damage)
         parts.registry.drop_segment(seq, info.bundle_count, parts.segments.hidden)
         self._records.flush_progress()
-        self._move(seq, damage)
         parts.segments.damaged(seq)
         self._records.keep_floor()
         parts.registry.forget(seq)
+        self._move(seq, damage)
 
     def _record(self, loss: Loss | None, info: SegmentInfo, damage: SegmentDamage) -> None:
         """Put it on record, or say that nobody needed what is lost."""

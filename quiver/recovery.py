@@ -39,6 +39,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import TypeVar
 
 from quiver.adoption import adopt
 from quiver.bundle import SlotTable
@@ -48,7 +49,7 @@ from quiver.contradictions import contradictions, known_sequence
 from quiver.disk import quarantine
 from quiver.disk.disk import TMP_SUFFIX, Disk
 from quiver.disk.reserve import Reserve
-from quiver.errors import QuiverError, SegmentDamage, StorageFull
+from quiver.errors import Damage, QuiverError, SegmentDamage, StorageFull
 from quiver.events import (
     BUNDLES_LOST,
     PROGRESS_DAMAGED,
@@ -69,7 +70,7 @@ from quiver.keyruns import KeyRuns, read_runs, remove_unlisted
 from quiver.ledger import Ledger
 from quiver.losses import damage_losses
 from quiver.replay import Replay, key_of, keys_in
-from quiver.restaging import Restaged, restage
+from quiver.restaging import Restaged, restage, unpublished
 from quiver.segment.info import SEGMENTS, bundle_counts, segment_path
 from quiver.segment.segments import Free, Segments
 from quiver.segment.stage import publish_commit
@@ -84,6 +85,7 @@ from quiver.wal.repair import repair_tail
 from quiver.window import KeyWindow
 
 Watch = Callable[[LogEntry], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ class _Recovery:
         self._learn_slots(found)
         losses, reclaimed = self._record_losses(found, fates, ledger)
         quarantined, rebuilt = self._set_aside_damaged(found, fates)
-        self._finish_deletions(found, fates)
+        quarantined += self._finish_deletions(found, fates, ledger)
         next_segment = found.first_free_segment(info.seq for info in self._segments.infos())
         if found.basics.floor is None:  # a new store
             next_segment = max(next_segment, self._first_segment)
@@ -221,10 +223,11 @@ class _Recovery:
         places = {seq: self._segments.where(seq) for seq in ledger.lost_segments}
         lost = {seq for seq, place in places.items() if isinstance(place, Free)}
         self._segments.begin(next_segment, lost)
+        floor = self._floor(found, fates)
+        quarantined += self._set_aside_lost(found, fates)
         registry, problems = self._load_progress(found)
         log = self._log_start(found)
         window = self._window(found, keys)
-        floor = self._floor(found)
         if self._without_log and found.log.files and not found.log.foreign:
             state, floor = self._end_log(found, (window, transactions, ledger), floor)
         times = self._times(found)
@@ -286,13 +289,17 @@ class _Recovery:
             return found
         basics = replace(basics, state=replace(state, uuid=uuid.uuid4().hex))
         if found.basics.floor is not None or found.basics.state is not None:
-            try:
-                basics = self._upgrade(basics, found)
-            except StorageFull:
-                if not Reserve(self._disk, 0).release():
-                    raise
-                basics = self._upgrade(basics, found)
+            basics = self._guarded(lambda: self._upgrade(basics, found))
         return replace(found, basics=basics)
+
+    def _guarded(self, write: Callable[[], T]) -> T:
+        """A small write that must work on a full disk: the reserve is there for it."""
+        try:
+            return write()
+        except StorageFull:
+            if not Reserve(self._disk, 0).release():
+                raise
+            return write()
 
     def _upgrade(self, basics: Basics, found: Findings[Replay]) -> Basics:
         """Write the checkpoint, and then have the floor say that there is one.
@@ -358,7 +365,8 @@ class _Recovery:
             )
         if fresh:
             state = replace(found.basics.known_state, adoption=None)
-            self._disk.replace(STATE_NAME, encode_state(ledger.kept_in(state)))
+            data = encode_state(ledger.kept_in(state))
+            self._guarded(lambda: self._disk.replace(STATE_NAME, data))
         damaged = [fate for fate in fates.values() if fate.fate is Fate.DAMAGED]
         reclaimed = tuple(one.seq for one in damaged if one.lost and one.seq not in ledger)
         for seq in reclaimed:
@@ -369,9 +377,15 @@ class _Recovery:
         self, found: Findings[Replay], fates: Mapping[int, SegmentFate]
     ) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Damaged files into quarantine; what is intact of those that the log can't rebuild
-        is written again first, under the same refs."""
+        is written again first, under the same refs.
+
+        A file of which nothing is left stays until the floor says that its number is gone
+        (:meth:`_set_aside_lost`).  Had it been moved before, a crash would leave a number whose
+        file is missing: the next open would count again, and know less.
+        """
         quarantined: list[str] = []
         rebuilt: list[int] = []
+        lost = _lost_files(found, fates)
         for seq, damage in sorted(found.files.damaged.items()):
             fate = fates.get(seq)
             if fate is None or fate.fate is Fate.DELETED:
@@ -379,12 +393,14 @@ class _Recovery:
             if fate.fate is Fate.DAMAGED and fate.readable:
                 # A copy: the new file takes the place of the old one in one step.
                 path = quarantine.copy(self._disk, segment_path(seq))
+                self._log.error(SEGMENT_QUARANTINED, segment=seq, file=path, error=str(damage))
             else:
-                if seq in self._segments:
-                    self._segments.damaged(seq)
-                path = quarantine.move(self._disk, segment_path(seq))
+                if seq in lost:
+                    if seq in self._segments:
+                        self._segments.damaged(seq)
+                    continue
+                path = self._move_damaged(seq, damage)
             quarantined.append(path)
-            self._log.error(SEGMENT_QUARANTINED, segment=seq, file=path, error=str(damage))
             if fate.fate is Fate.REBUILD:
                 rebuilt.append(seq)
                 self._log.warning(SEGMENT_REBUILT, segment=seq)
@@ -418,23 +434,54 @@ class _Recovery:
         self._log.warning(SEGMENT_REBUILT, segment=seq, lost=len(fate.lost))
         return aside
 
-    def _finish_deletions(self, found: Findings[Replay], fates: Mapping[int, SegmentFate]) -> None:
-        """A number in the floor's gaps has no right to a file: its deletion was decided."""
+    def _set_aside_lost(
+        self, found: Findings[Replay], fates: Mapping[int, SegmentFate]
+    ) -> tuple[str, ...]:
+        """Move damaged files of which nothing is left, now that the floor says so."""
+        return tuple(
+            self._move_damaged(seq, found.files.damaged[seq]) for seq in _lost_files(found, fates)
+        )
+
+    def _move_damaged(self, seq: int, damage: Damage) -> str:
+        if seq in self._segments:
+            self._segments.damaged(seq)
+        path = quarantine.move(self._disk, segment_path(seq))
+        self._log.error(SEGMENT_QUARANTINED, segment=seq, file=path, error=str(damage))
+        return path
+
+    def _finish_deletions(
+        self, found: Findings[Replay], fates: Mapping[int, SegmentFate], ledger: Ledger
+    ) -> tuple[str, ...]:
+        """A number in the floor's gaps has no right to a file: its deletion was decided.
+
+        Where damage took it, a crash came before the file was moved to quarantine.
+        """
+        files, took = found.files, ledger.lost_segments
         deleted = [seq for seq, fate in fates.items() if fate.fate is Fate.DELETED]
+        lost = [seq for seq in deleted if seq in took and seq in files.numbers]
+        moved = tuple(
+            self._move_damaged(seq, files.damaged[seq]) for seq in lost if not files.is_sound(seq)
+        )
         self._segments.dropped(seq for seq in deleted if seq in self._segments)
         self._segments.delete_files()
-        damaged = [seq for seq in deleted if seq in found.files.damaged]
+        damaged = [seq for seq in deleted if seq in files.damaged]
         for seq in damaged:
             self._disk.unlink(segment_path(seq), missing_ok=True)
         if damaged:
             self._disk.fsync_dir(SEGMENTS)
+        return moved
 
     def _take_from_log(self, found: Findings[Replay], fates: Mapping[int, SegmentFate]) -> None:
-        """What the log has and no file is in memory, to be written soon."""
+        """What the log has and no file is in memory, to be written soon.
+
+        Segments become files in their order: where a later one has a file, this one had one
+        too, and the floor may pass it.
+        """
         progress = found.basics.known_progress.values()
         seen = max((one.first_unused_segment for one in progress), default=0)
+        newest = max(found.files.numbers, default=0)
         for segment in found.replay.segments:
-            if fates[segment.seq].fate is Fate.REBUILD:
+            if fates[segment.seq].fate is Fate.REBUILD or segment.seq < newest:
                 self._segments.rebuilt(segment)
             else:
                 self._segments.recovered(segment, shown=segment.seq < seen)
@@ -515,14 +562,18 @@ class _Recovery:
         new = (record for record in keys if record.sequence >= through)
         return sorted(new, key=lambda record: record.sequence)
 
-    def _floor(self, found: Findings[Replay]) -> Floor:
-        """The floor as found; a new store, or one of the Rust crate, gets its first one."""
-        floor = found.basics.floor
-        if isinstance(floor, Floor):
-            return floor
-        first = self._segments.floor(Floor())
-        self._disk.replace(FLOOR_PATH, encode_floor(first))
-        return first
+    def _floor(self, found: Findings[Replay], fates: Mapping[int, SegmentFate]) -> Floor:
+        """The floor as found, or one that also says which numbers damage took, durably; a new
+        store, or one of the Rust crate, gets its first one."""
+        known = found.basics.floor
+        is_lost = any(one.fate is Fate.DAMAGED and not one.readable for one in fates.values())
+        if isinstance(known, Floor) and not is_lost:
+            return known
+        floor = self._segments.floor(found.basics.known_floor)
+        if floor != known:
+            data = encode_floor(floor)
+            self._guarded(lambda: self._disk.replace(FLOOR_PATH, data))
+        return floor
 
     def _time_mark(self, found: Findings[Replay]) -> TimeMark | None:
         known = found.basics.known_state.store_time
@@ -652,6 +703,21 @@ def _replay(files: SegmentFiles, basics: Basics) -> Replay:
         return (seq < floor.replay_floor and floor.is_gone(seq)) or files.is_sound(seq)
 
     return Replay(needs_no_log, basics.known_state.through)
+
+
+def _lost_files(found: Findings[Replay], fates: Mapping[int, SegmentFate]) -> list[int]:
+    """Damaged files of which nothing can be read, and whose numbers the floor can pass.
+
+    It can't pass a commit of which other files are not segments yet; how many bundles each
+    of its segments has is in the log.
+    """
+    waiting = {seq for commit in unpublished(found) for seq, _ in commit.segments}
+    return [
+        seq
+        for seq in sorted(found.files.damaged)
+        if (fate := fates.get(seq)) is not None
+        if fate.fate is Fate.DAMAGED and not fate.readable and seq not in waiting
+    ]
 
 
 def _remove_leftovers(disk: Disk) -> None:

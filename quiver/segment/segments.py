@@ -555,7 +555,7 @@ class Segments:
                 self.file_bytes += file.info.file_bytes
 
     def damaged(self, seq: int) -> None:
-        """File → Gone, lost: its file is not in its place any more."""
+        """File → Gone, lost. The floor is next, then its file is moved away."""
         with self._lock:
             self._must_be(seq, File, what="damaged")
             self._forget_file(seq)

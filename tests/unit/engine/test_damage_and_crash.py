@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import pytest
 
-from quiver import BundleRef
+from quiver import BundleRef, Config, ManualClock, Store
 from quiver.disk.disk import Disk
+from quiver.disk.memory import MemoryDisk
+from quiver.disk.seam import RawDisk
+from quiver.format.state import STATE_NAME, decode_state, encode_state
 from quiver.segment.info import segment_path
-from tests.support.stores import World, flipped
+from tests.support.faulty import Fault, FaultyDisk
+from tests.support.stores import World, batch, flipped
 
 FIRST: Final = BundleRef(1, 0)
 
@@ -111,3 +116,107 @@ def test_the_log_of_a_rebuilt_segment_is_kept(world: World) -> None:
     world.store._upkeep.sealing.retire_log()
     world.power_cut()
     assert world.drain("r") == [1, 2, 4]
+
+
+class Killed(BaseException):
+    """The process dies here."""
+
+
+class DyingDisk(FaultyDisk):
+    """Lets so many calls through that change something; the next one kills the process."""
+
+    CHANGES: Final = frozenset(
+        {"create", "rename", "unlink", "mkdir", "fsync_dir", "pwritev", "fsync", "fdatasync"}
+    )
+
+    def __init__(self, raw: RawDisk, left: int) -> None:
+        super().__init__(raw)
+        self.left = left
+
+    def due(self, op: str, path: str) -> Fault | None:
+        if op in self.CHANGES:
+            if self.left == 0:
+                raise Killed
+            self.left -= 1
+        return super().due(op, path)
+
+
+def damaged_before(world: World, *, finished: bool) -> World:
+    """Segment 0 has two bundles and is cut short, and only the progress of "r" says how many
+    there were: it has finished one of them, or both, and one behind them."""
+    world.store.register("r")
+    refs = world.sealed(0, 1)
+    world.restart()
+    later = world.sealed(2, 3, 4)
+    done = [*(refs if finished else refs[:1]), later[0]]
+    world.store.subscribe("r", follow=False).ack(done)
+    world.store.flush_progress()
+    state = decode_state(world.raw.image()[STATE_NAME])
+    world.kill()
+    world.change(segment_path(0), lambda data: data[:700])
+    world.change(STATE_NAME, lambda data: encode_state(replace(state, bundle_counts={})))
+    return world
+
+
+@pytest.mark.parametrize("power_cut", [False, True])
+@pytest.mark.parametrize("finished", [False, True])
+def test_an_open_that_finds_damage_dies_at_every_step(finished: bool, power_cut: bool) -> None:
+    """Scenario: an open finds a segment of which nothing is left, and dies at each of its changes
+    in turn; so does the next one, later; then the subscriber acks and leaves, and the store is
+    opened twice more. Guarantee: the loss is on record once, with the bundles that were there,
+    and a segment that was finished is never on record; a lost one's file is in quarantine."""
+    files = damaged_before(World(), finished=finished).raw.image()
+    lost = [] if finished else [(0, 1, ((1, 2),), True)]
+    config = Config.load(env={}, reserve=0)
+    for step in range(500):
+        raw = MemoryDisk.from_image(files)
+        died = False
+        for left in (step, step + 3):
+            disk = DyingDisk(raw, left)
+            try:
+                Store(Disk(disk), config, where="mem", clock=ManualClock())
+            except Killed:
+                died = True
+            raw.locked.clear()
+            image = raw.durability().image() if power_cut else raw.image()
+            raw = MemoryDisk.from_image(image)
+        world = World(raw)
+        world.store.subscribe("r", follow=False).ack([BundleRef(1, 1), BundleRef(1, 2)])
+        world.store.flush_progress()
+        world.kill()
+        world.store.unregister("r")
+        world.kill()
+        rows = [
+            (one.segment_seq, one.bundles, one.indexes, one.exact) for one in world.store.losses
+        ]
+        assert rows == lost, step
+        assert bool(world.files("quarantine/")) or finished, step
+        if not died:
+            return
+    raise AssertionError("it never got through")
+
+
+def test_a_reclaimed_segment_above_a_rebuilt_one_stays_reclaimed(world: World) -> None:
+    """Scenario: segment 0 is rebuilt from the log and not written again yet; an open finds
+    segment 1, a transaction's that is finished, damaged; the only subscriber leaves; crash.
+    Guarantee: segment 1 is not on record as lost, and segment 0 is still there."""
+    reader = world.store.subscribe("r", follow=False)
+    world.sealed(1)
+    with world.store.stage("app", 0, "a") as stage:
+        stage.put({"Logs": batch(2)})
+        stage.finish()
+    done = world.store.commit("app", 0, ["a"])
+    world.store.flush()
+    assert done.first_ref is not None
+    reader.ack([done.first_ref])
+    world.store.flush_progress()
+    rot(world, 0)
+    assert world.number_at(BundleRef(0, 0)) == 1
+    world.kill()
+    world.change(segment_path(1), lambda data: data[:700])
+    assert world.open().report.reclaimed == (1,)
+    world.store.unregister("r")
+    world.kill()
+    assert world.store.losses == ()
+    assert world.store.report.reclaimed == ()
+    assert world.drain("late") == [1]
