@@ -49,11 +49,14 @@ class Parts:
     log: BoundLogger
 
     def usage(self) -> Usage:
-        """Bytes by where they are; cheap enough for every put."""
+        """Bytes by where they are; cheap enough for every put.
+
+        The small files don't count, nor what the reserve has beyond its setting for them.
+        """
         return Usage(
             segments=self.segments.file_bytes,
             log=0 if self.wal is None else self.wal.bytes_on_disk,
-            reserve=self.reserve.held,
+            reserve=min(self.reserve.held, self.config.reserve),
             stages=self.stages.file_bytes,
             unwritten=self.segments.nbytes + self.stages.memory,
         )

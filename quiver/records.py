@@ -35,6 +35,7 @@ class Records:
         self._floor = floor
         self._state = state
         self._runs = KeyRuns(parts.disk, state.keys)
+        self._state_size = parts.disk.stat_size(STATE_NAME) or 0
         self.disk_full = False
         self.last_progress = parts.clock.monotonic()
         self.problems: list[str] = []
@@ -86,6 +87,7 @@ class Records:
         state = ledger.kept_in(state)
         data = encode_state(state)
         self.guarded(lambda: self._parts.disk.replace(STATE_NAME, data))
+        self._state_size = len(data)
         self._state = state
         ledger.dirty = False
 
@@ -285,10 +287,15 @@ class Records:
             self._parts.log.warning(DISK_FULL)
 
     def look_for_room(self) -> None:
-        """Take the reserve back, and notice when the disk is not full any more."""
+        """Take the reserve back, and notice when the disk is not full any more.
+
+        The checkpoint is written beside the old one, and grows with the ledger meanwhile: it
+        must fit twice.
+        """
         parts = self._parts
+        parts.reserve.require(2 * self._state_size)
         if parts.reserve.restore() and self.disk_full:
             free = parts.disk.free_bytes()
-            if free > parts.config.reserve:
+            if free > parts.reserve.size:
                 self.disk_full = False
                 parts.log.info(DISK_RECOVERED, free_bytes=free)

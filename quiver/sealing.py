@@ -18,6 +18,7 @@ has room again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from quiver import metrics as m
@@ -125,7 +126,7 @@ class Sealing:
             waiting = self._parts.segments.next_closed()
             need = waiting.nbytes if isinstance(waiting, OpenSegment) else 0
             free = self._parts.disk.free_bytes()
-            return not (free > then and free >= need)
+            return not (free > then and free >= need + self._parts.disk.held_back)
         return True
 
     @property
@@ -343,8 +344,22 @@ class Sealing:
         wal, age = self._parts.wal, self._parts.config.wal.max_idle_age
         return wal is not None and age is not None and wal.file_age >= age
 
-    def rotate_old_log(self) -> None:
-        """Close a log file that is too old, even when nothing is written."""
-        if self._parts.wal is not None and self.log_is_old:
-            self._parts.wal.rotate()
+    @property
+    def _log_is_spent(self) -> bool:
+        """Whether the disk is full, and the log takes room with nothing that is needed in it."""
+        segments = self._parts.segments
+        return self._records.disk_full and segments.first_not_in_file == segments.next_segment
+
+    def rotate_log(self) -> None:
+        """Close a log file that is too old, even when nothing is written, or that is spent."""
+        wal = self._parts.wal
+        if wal is None:
+            return
+        if self.log_is_old:
+            wal.rotate()
             self.retire_log()
+        elif self._log_is_spent:
+            with suppress(StorageFull):  # the next round tries again
+                self._records.guarded(wal.rotate)
+                self.retire_log()
+                wal.drop_spare()

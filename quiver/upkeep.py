@@ -172,7 +172,7 @@ class Upkeep:
         self.records.look_for_room()
         if parts.wal is not None and parts.wal.watermark() and not parts.wal.commit():
             self._try_later()  # it is still wanted, and a tick is soon
-        self.sealing.rotate_old_log()
+        self.sealing.rotate_log()
         self.admission.measure(again=sealed > 0)
         return replace(swept, sealed=sealed, progress_files=files), failure
 
@@ -196,8 +196,13 @@ class Upkeep:
         with self._parts.lock:
             if segments.is_due(self._parts.clock.monotonic()):
                 segments.closed(Trigger.AGE)
-            elif early:
+            elif early or (self.records.disk_full and self._is_open_one_finished()):
                 segments.closed(Trigger.PRESSURE)
+
+    def _is_open_one_finished(self) -> bool:
+        """Whether every subscriber has finished the open segment: closed, it frees the log."""
+        current, registry = self._parts.segments.open, self._parts.registry
+        return current is not None and registry.is_complete(current.seq, current.bundle_count)
 
     def seal_quietly(self) -> None:
         """Write what is closed. A failure is logged, kept and tried again: it is nobody's put."""
@@ -260,7 +265,7 @@ class Upkeep:
             self.records.checkpoint()
             self.records.keep_floor()
             self.records.flush_progress()
-        self._parts.reserve.restore()
+        self.records.look_for_room()
         if self._parts.segments.commits:  # a crash came before all of it could be seen
             self.seal_quietly()
 

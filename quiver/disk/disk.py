@@ -190,6 +190,8 @@ class Disk:
     def __init__(self, raw: RawDisk, poison: Poison | None = None) -> None:
         self.raw = raw
         self.poison = poison if poison is not None else Poison()
+        self.held_back = 0
+        """Free bytes that data must leave to the small files: a reserve that was released."""
         self._replacing: set[str] = set()
         self._turn = threading.Condition()
 
@@ -317,6 +319,11 @@ class Disk:
         """A file of ``size`` bytes that are really reserved, or ``StorageFull``."""
         self.poison.check()
         _run("allocate", path, self.raw.allocate, path, size)
+
+    def check_room(self, path: str, nbytes: int) -> None:
+        """``StorageFull`` if so many bytes of data would take what is held back."""
+        if self.held_back and nbytes > 0 and self.free_bytes() < nbytes + self.held_back:
+            raise StorageFull(path)
 
     def free_bytes(self) -> int:
         return _run("statvfs", "", self.raw.free_bytes)

@@ -60,6 +60,7 @@ def copy(
             crc, size = zlib.crc32(data, crc), size + len(data)
         target = f"{QUARANTINE}/{name or path.rpartition('/')[2]}.{crc:08x}"
         if disk.stat_size(target) != size:
+            disk.check_room(target, size)
             _write(disk, target, pieces())
     return target
 

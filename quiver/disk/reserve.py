@@ -3,6 +3,10 @@
 A store that can't write acks, progress or its checkpoint can't delete anything either,
 and so never gets out of a full disk by itself.  The reserve is a file of really
 allocated bytes: letting go of it makes room for those small writes.
+
+For those alone: while it is released, log, segments and stages leave as many bytes free
+(:meth:`Disk.check_room <quiver.disk.disk.Disk.check_room>`).  Were they to take them, the next
+ack would find the disk as full as before.
 """
 
 from __future__ import annotations
@@ -32,18 +36,34 @@ class Reserve:
         return self._held
 
     @property
+    def size(self) -> int:
+        """Bytes that are to be set aside."""
+        return self._size
+
+    @property
     def is_whole(self) -> bool:
         """Whether all that is to be set aside is."""
         return self._held == self._size
 
+    def require(self, size: int) -> None:
+        """Set aside at least so many bytes from the next :meth:`restore` on, if any at all.
+
+        It doubles: a file that grows by and by is not followed byte by byte.
+        """
+        with self._lock:
+            while 0 < self._size < size:
+                self._size *= 2
+
     def release(self) -> int:
-        """Give the bytes to whoever writes next; how many that were.
+        """Give the bytes to the small files; how many that were.
 
         Nothing is synced: no promise rests on the file being gone.
         """
         with self._lock:
             freed, self._held = self._disk.stat_size(RESERVE_FILE) or 0, 0
             self._was_released = True
+            if freed:  # a disk that is too small for a reserve has nothing to keep free
+                self._disk.held_back = freed
             self._disk.unlink(RESERVE_FILE, missing_ok=True)
             return freed
 
@@ -59,6 +79,7 @@ class Reserve:
                 return True
             there = self._disk.stat_size(RESERVE_FILE)
             if not self._size:
+                self._disk.held_back = 0
                 if there is not None:  # from a time when there was to be one
                     self._disk.unlink(RESERVE_FILE, missing_ok=True)
                 return True
@@ -71,4 +92,5 @@ class Reserve:
             except StorageFull:
                 return False
             self._held = self._size
+            self._disk.held_back = 0
             return True

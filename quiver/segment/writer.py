@@ -97,6 +97,7 @@ def write_whole(disk: Disk, path: str, buffers: Sequence[bytes | pa.Buffer]) -> 
     """Write and sync a file before it gets its name; the name is the caller's to sync."""
     tmp = path + TMP_SUFFIX
     disk.unlink(tmp, missing_ok=True)  # left over from a crash
+    disk.check_room(path, sum(map(len, buffers)))
     try:
         with disk.create(tmp, bulk=True) as file:
             file.write_all(buffers, 0)

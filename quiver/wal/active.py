@@ -162,6 +162,7 @@ class LogFiles:
         assert active is not None
         end = active.end + group.nbytes
         self._make_room(active, end + len(TERMINATOR))
+        self._check_room(group, ACTIVE, end + len(TERMINATOR) - active.size)
         active.file.write_all(group.buffers, active.end)
         active.file.fdatasync()
         active.end = end
@@ -183,6 +184,11 @@ class LogFiles:
         if self.bytes_on_disk + growth > self._cap and active.size > active.end:
             active.file.truncate(active.end)
             active.size = active.end
+
+    def _check_room(self, group: Group, path: str, growth: int) -> None:
+        """Bundles leave alone what a full disk keeps for small files; marks are small."""
+        if group.last_segment >= 0:
+            self._disk.check_room(path, growth)
 
     def roll_back(self, error: QuiverError) -> None:
         """After a failed group: back to the end before it, durably; else ``Poisoned``."""
@@ -224,6 +230,7 @@ class LogFiles:
             if self.bytes_on_disk - (self._spare or 0) + max(size, self._spare or 0) > self._cap:
                 self._drop_spare()
             path, old_size = (NEW, 0) if self._spare is None else (SPARE, self._spare)
+            self._check_room(group, path, size - old_size)
             file = self._disk.open(SPARE, write=True) if old_size else self._create_new()
             try:
                 file.write_all([header, *group.buffers], 0)

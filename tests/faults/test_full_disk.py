@@ -15,12 +15,16 @@ import pyarrow as pa
 import pytest
 
 import quiver
+from quiver.clock import ManualClock
 from quiver.config import Config
+from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
+from quiver.disk.reserve import RESERVE_FILE
 from quiver.engine import Store
 from quiver.errors import Backpressure, Reason, StorageFull
+from quiver.format.state import STATE_NAME
 from quiver.subscription import Subscription
-from tests.faults.world import SLOT, Witness, check, config, look, open_store
+from tests.faults.world import SLOT, Witness, batch, check, config, look, open_store
 
 pytestmark = pytest.mark.fault
 
@@ -284,3 +288,104 @@ def test_a_full_window_of_keys_does_not_hold_the_log(target: str) -> None:
     again = open_store(MemoryDisk.from_image(raw.image(), record=False, capacity=raw.capacity))
     assert again.put({SLOT: rows}, key=keys[0]).duplicate
     assert again.put({SLOT: rows}, key=keys[-1]).ref == ref
+
+
+def settled(store: Store, name: str, count: int, *, reject: bool = False) -> None:
+    """Finish so many bundles and have that on disk."""
+    subscription = store.subscribe(name, follow=False)
+    for _ in range(count):
+        bundle = subscription.next_bundle(timeout=0)
+        assert bundle is not None
+        if reject:
+            bundle.reject()
+        else:
+            bundle.ack()
+    store.flush_progress()
+
+
+def test_a_ledger_larger_than_the_reserve() -> None:
+    """Scenario: rejects have made the checkpoint larger than the reserve that is configured; then
+    another process takes all the space. Guarantee: acks and rejects become durable, each reject
+    with its row."""
+    raw = MemoryDisk(record=False)
+    store = open_store(raw, config(wal={"max_rotated_files": 200}))
+    store.register("a")
+    store.register("behind")  # holds everything, so that nothing is deleted
+    for number in range(100):
+        store.put({SLOT: batch(number)}).wait()
+        store.flush()
+    settled(store, "a", 80, reject=True)
+    store.maintain()
+    size = raw.stat_size(STATE_NAME)
+    assert size is not None
+    assert size > config().reserve
+    raw.capacity = raw.used
+    settled(store, "a", 5, reject=True)
+    settled(store, "a", 5)
+    raw.locked.clear()
+    again = open_store(MemoryDisk.from_image(raw.image(), record=False, capacity=raw.capacity))
+    assert again.register("a").pending_bundle_count == 10
+    assert sum(one.bundles for one in again.losses) == 85
+
+
+@pytest.mark.parametrize("left", [0, 9_000])
+def test_what_the_reserve_frees_is_for_small_files(left: int) -> None:
+    """Scenario: the disk is full, the reserve is released for an ack, and segments wait to be
+    written while producers go on trying. Guarantee: neither takes the space that the next acks
+    need, and the store is well again by itself when all is acked."""
+    raw = MemoryDisk(record=False)
+    clock = ManualClock()
+    settings = config(reserve="32KiB", segment={"max_unfinalized": 16})
+    store = Store(Disk(raw), settings, where="mem", clock=clock)
+    store.register("a")
+    store.register("b")
+    for number in range(100):
+        store.put({SLOT: batch(number)}).wait()
+    raw.capacity = raw.used + left
+    for _ in range(25):
+        for name in ("a", "b"):
+            settled(store, name, 2)
+        kept = raw.free_bytes() + (raw.stat_size(RESERVE_FILE) or 0)
+        assert kept > settings.reserve // 2, "the reserve was taken"
+        for number in range(3):
+            with contextlib.suppress(Backpressure):
+                store.put({SLOT: batch(number)}).wait()
+        with contextlib.suppress(Backpressure):
+            store.flush()
+        clock.advance(2.0)
+        store.maintain()
+    for name in ("a", "b"):
+        for bundle in store.subscribe(name, follow=False):
+            bundle.ack()
+    for _ in range(3):
+        clock.advance(20.0)
+        store.maintain()
+    store.put({SLOT: batch(1)}).wait()
+
+
+def test_a_log_that_nobody_needs_makes_room() -> None:
+    """Scenario: puts have filled the disk, all of them in the log file that is written to; then
+    all is acked. Guarantee: that file goes, and puts are taken again."""
+    raw = MemoryDisk(record=False, capacity=60_000)
+    clock = ManualClock()
+    settings = config(
+        reserve="16KiB",
+        wal={"rotation_target": "64KiB", "max_size": "256KiB"},
+        segment={"target_size": "64KiB"},
+    )
+    store = Store(Disk(raw), settings, where="mem", clock=clock)
+    store.register("a")
+    witness = Witness()
+    numbers = iter(range(MOST_PUTS))
+    fill(store, witness, numbers)
+    for bundle in store.subscribe("a", follow=False):
+        bundle.ack()
+    store.flush_progress()
+    for _ in range(3):
+        clock.advance(20.0)
+        store.maintain()
+    before = len(witness.durable)
+    for _ in range(10):
+        witness.put(store, next(numbers))
+    witness.settle()
+    assert len(witness.durable) == before + 10
