@@ -51,6 +51,12 @@ class SlotTable:
         self._ids[name] = slot
         self._names[slot] = name
 
+    def recall(self, name: str, slot: int) -> None:
+        """Take a pair from a file of bundles, unless name or id is known already: log and
+        checkpoint count."""
+        if name not in self._ids and slot not in self._names:
+            self.learn(name, slot)
+
     def use(self, slot: int) -> None:
         """Data is kept under this id, named or not: no new name may be given it."""
         self._by_number.add(slot)

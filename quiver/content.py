@@ -22,12 +22,13 @@ union, view,     their IPC encoding: for these rare types the layout counts
 run-end-encoded
 ===============  ==========================================================================
 
-Types, names and metadata are in the schema hash.
+Types, names and metadata of columns are in the schema hash.  A slot stands for itself by its name:
+its id may be another one after a repair that found the name nowhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import Final
@@ -48,7 +49,11 @@ CONTENT_HASH_SIZE: Final = 32
 _NAME: Final = b"quiver content 2"
 _LONG: Final = 32_768
 _COUNTED: Final = 1024
-_SLOT: Final = Struct("<H32sQ")
+_ID: Final = Struct("<H")
+_NAMED: Final = Struct("<HH")
+_ROWS: Final = Struct("<Q")
+_BY_NAME: Final = 0xFFFF
+"""Stands where an unnamed slot has its id."""
 _NO_NULLS: Final = b"\0"
 _NULLS: Final = b"\1"
 _OFFSET: Final = {4: Struct("<i"), 8: Struct("<q")}
@@ -58,8 +63,11 @@ _ARROW_ERRORS: Final = (pa.ArrowException, IndexError, ValueError, OverflowError
 Update = Callable[[Bytes], None]
 
 
-def hash_content(slots: Iterable[tuple[EncodedSlot, pa.RecordBatch]]) -> bytes:
-    """BLAKE3 over what the bundle holds: slot ids, schemas and rows.
+def hash_content(
+    slots: Iterable[tuple[EncodedSlot, pa.RecordBatch]], names: Mapping[int, str]
+) -> bytes:
+    """BLAKE3 over what the bundle holds: slots by ``names``, or by id where they have none,
+    schemas and rows.
 
     The batches must have been validated in full, or come from a producer that is trusted.
     """
@@ -70,14 +78,26 @@ def hash_content(slots: Iterable[tuple[EncodedSlot, pa.RecordBatch]]) -> bytes:
         parts.append(blake3(data).digest() if memoryview(data).nbytes >= _LONG else data)
 
     try:
-        for slot, batch in slots:
-            update(_SLOT.pack(slot.slot, slot.batch.schema.schema_hash, batch.num_rows))
+        for slot, batch in sorted(slots, key=lambda one: _order(one[0].slot, names)):
+            update(_label(slot.slot, names))
+            update(slot.batch.schema.schema_hash)
+            update(_ROWS.pack(batch.num_rows))
             for column in batch.columns:
                 _add(update, column)
     except _ARROW_ERRORS as error:
         check_memory(error)
         raise InvalidBundle(f"a column is not valid Arrow data: {error}") from None
     return blake3(b"".join(parts)).digest()
+
+
+def _order(slot: int, names: Mapping[int, str]) -> tuple[str, int]:
+    """Unnamed slots by id, then the others by name."""
+    return names.get(slot, ""), slot
+
+
+def _label(slot: int, names: Mapping[int, str]) -> bytes:
+    name = names.get(slot, "").encode()
+    return _NAMED.pack(_BY_NAME, len(name)) + name if name else _ID.pack(slot)
 
 
 def content_hash_0_1(slots: Sequence[EncodedSlot]) -> bytes:

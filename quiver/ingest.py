@@ -157,7 +157,8 @@ class Ingest:
         if extras.key is None:
             return None
         content_hash = extras.content_hash or b""
-        return self.window.find(extras.key, content_hash, self.times.now_ns(), prepared.older_hash)
+        now, other_hashes = self.times.now_ns(), prepared.other_hashes
+        return self.window.find(extras.key, content_hash, now, other_hashes)
 
     def _first(self, record: KeyRecord) -> Receipt:
         """The receipt of the first bundle with a key, or one like it."""

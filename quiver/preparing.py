@@ -61,17 +61,20 @@ class Prepared(NamedTuple):
     """Whether the content hash was taken here, not given by the producer."""
     entry_size: int
     """Bytes it takes in the log."""
-    older_hash: bytes | None = None
-    """Its content hash as 0.1.0 took it, once somebody had to know."""
+    other_hashes: tuple[bytes, ...] = ()
+    """Its content hash taken otherwise, once it has to be compared."""
 
-    def with_older_hash(self) -> Prepared | None:
-        """To compare it with a hash that 0.1.0 remembered; ``None`` if that can't tell more.
+    def with_other_hashes(self) -> Prepared | None:
+        """To compare it with a hash that 0.1.0 remembered, or that of a put by number whose slots
+        have names by now; ``None`` if that can't tell more.
 
         A hash that the producer gave is compared as it is.
         """
-        if self.older_hash is not None or not self.hashed_here:
+        if self.other_hashes or not self.hashed_here:
             return None
-        return self._replace(older_hash=content_hash_0_1(self.slots))
+        rows = ((slot, slot.batch.decode(to_check=True)) for slot in self.slots)
+        other_hashes = (hash_content(rows, {}), content_hash_0_1(self.slots))
+        return self._replace(other_hashes=other_hashes)
 
 
 class Preparation:
@@ -210,7 +213,8 @@ class Preparation:
         if self._config.validation == "basic":  # hashing follows offsets, which it left out
             for slot in slots:
                 validate(self.slots.name_of(slot.slot), rows[slot.slot], "full")
-        return hash_content((slot, rows[slot.slot]) for slot in slots)
+        pairs = ((slot, rows[slot.slot]) for slot in slots)
+        return hash_content(pairs, self.slots.names_of(rows))
 
     def _check_sizes(self, batches: Mapping[str | int, _Checked]) -> tuple[int, int]:
         """Bytes and rows of a bundle that keeps within the limits."""

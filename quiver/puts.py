@@ -165,10 +165,10 @@ class Puts:
                     if full is not None:
                         segments.closed(full)
             except KeyConflict:
-                older = prepared.with_older_hash()
-                if older is None:
+                other = prepared.with_other_hashes()
+                if other is None:
                     raise
-                prepared = older
+                prepared = other
                 continue
             if isinstance(answer, Receipt):
                 if answer.replaces is not None:

@@ -36,7 +36,7 @@ goes with the size of the log and not with what is stored.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
@@ -71,9 +71,9 @@ from quiver.ledger import Ledger
 from quiver.losses import damage_losses
 from quiver.replay import Replay, key_of, keys_in
 from quiver.restaging import Restaged, restage, unpublished
-from quiver.segment.info import SEGMENTS, bundle_counts, segment_path
+from quiver.segment.info import SEGMENTS, SegmentInfo, bundle_counts, segment_path
 from quiver.segment.segments import Free, Segments
-from quiver.segment.stage import publish_commit
+from quiver.segment.stage import StageFile, publish_commit
 from quiver.segment.writer import write_segment
 from quiver.stages import StageTable
 from quiver.subscriber.registry import Registry
@@ -203,7 +203,7 @@ class _Recovery:
         fates = {
             seq: fate for seq, fate in judge_all(found).items() if seq not in adopted.unfinished
         }
-        self._learn_slots(found)
+        self._learn_slots(found, fates)
         losses, reclaimed = self._record_losses(found, fates, ledger)
         quarantined, rebuilt = self._set_aside_damaged(found, fates)
         quarantined += self._finish_deletions(found, fates, ledger)
@@ -500,20 +500,43 @@ class _Recovery:
 
     # The rest
 
-    def _learn_slots(self, found: Findings[Replay]) -> None:
-        """Names come with the log; without one, with the segments themselves."""
+    def _learn_slots(self, found: Findings[Replay], fates: Mapping[int, SegmentFate]) -> None:
+        """Names come with the log; without one, with the segments themselves.
+
+        The entry that named a slot may have been cut off the log, and an id that data is kept
+        under must not be given to another name: so segments and staged files are asked as well.
+        """
         known = {**found.basics.known_state.slots, **found.replay.names}
         if self._had_no_log(found):
             for info in self._segments.infos():
                 known.update(info.slots)
         for name, slot in known.items():
             self._slots.learn(name, slot)
-        for info in self._segments.infos():
-            for slot in info.unnamed:
+        for file in self._named_files(found, fates):
+            for name, slot in file.slots:
+                self._slots.recall(name, slot)
+            for slot in file.unnamed:
                 self._slots.use(slot)
         for segment in found.replay.segments:
             for stream in segment.streams:
                 self._slots.use(stream.slot)
+
+    def _named_files(
+        self, found: Findings[Replay], fates: Mapping[int, SegmentFate]
+    ) -> Iterator[SegmentInfo | StageFile]:
+        """All files that say which slots they hold, committed ones first."""
+        yield from self._segments.infos()
+        for seq in sorted(found.files.damaged.keys() & fates.keys()):
+            info = found.files.known_info(seq)
+            if info is not None:
+                yield info
+        for seq, waiting in found.waiting.items():
+            info = waiting.info or found.files.known_info(seq)
+            if info is not None:
+                yield info
+        for stage in found.stages.files.values():
+            if isinstance(stage, StageFile):
+                yield stage
 
     def _had_no_log(self, found: Findings[Replay]) -> bool:
         """Whether keys and names may be in segments alone: there is no log, or was none."""

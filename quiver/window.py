@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from quiver.errors import KeyConflict
 from quiver.format.keys import KeyRecord, sequence_of
@@ -32,16 +32,16 @@ class KeyWindow:
         return len(self._records)
 
     def find(
-        self, key: str, content_hash: bytes, now_ns: int, older_hash: bytes | None = None
+        self, key: str, content_hash: bytes, now_ns: int, other_hashes: Container[bytes] = ()
     ) -> KeyRecord | None:
         """The first bundle with this key; refuses the same key with other content.
 
-        ``older_hash`` is what 0.1.0 would have remembered of the content.
+        ``other_hashes`` are what may have been remembered of the same content instead.
         """
         record = self._records.get(key)
         if record is None or now_ns - record.ts_ns > self._max_age_ns:
             return None
-        if record.content_hash not in (content_hash, older_hash):
+        if record.content_hash != content_hash and record.content_hash not in other_hashes:
             raise KeyConflict(
                 f"the idempotency key {key[:80]!r} was used for other content ({record.ref}).",
                 advice="A retry must send the same rows; a new bundle needs a new key.",

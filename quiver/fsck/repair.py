@@ -180,14 +180,25 @@ class Plan:
         kept under must not be given to another name: so segments, staged files and the log's own
         bundles are asked as well.
         """
-        found, names = self.found, dict[str, int]()
-        for stage in found.stages.files.values():
-            names.update(stage.slots if isinstance(stage, StageFile) else ())
-        for waiting in found.waiting.values():
-            names.update(waiting.info.slots if waiting.info is not None else ())
+        found = self.found
+        names = {**found.basics.known_state.slots, **found.replay.names}
+        ids = set(names.values())
+        for name, slot in self._names_in_files():
+            if name not in names and slot not in ids:
+                names[name] = slot
+                ids.add(slot)
+        return names
+
+    def _names_in_files(self) -> Iterator[tuple[str, int]]:
+        """The names that files give their slots, committed ones first."""
+        found = self.found
         for seq, info in self.infos.items():
-            names.update(info.slots if seq not in self._deleted else ())
-        return {**names, **found.basics.known_state.slots, **found.replay.names}
+            yield from info.slots if seq not in self._deleted else ()
+        for seq, waiting in found.waiting.items():
+            known = waiting.info or found.files.known_info(seq)
+            yield from known.slots if known is not None else ()
+        for stage in found.stages.files.values():
+            yield from stage.slots if isinstance(stage, StageFile) else ()
 
     @cached_property
     def nameless(self) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Final
 from quiver.disk.disk import Disk
 from quiver.disk.memory import MemoryDisk
 from quiver.errors import QuiverError
-from quiver.format.keys import decode_run
+from quiver.format.keys import KEYS, decode_named_run
 from quiver.format.state import STATE_NAME, decode_state
 from quiver.ids import BundleRef
 from quiver.wal.contents import LogEntry
@@ -193,12 +193,16 @@ def forgotten_keys(image: Image, puts: Iterable[Put], marks: Container[str]) -> 
 
 
 def _keys_in_runs(image: Image) -> set[str]:
-    """Keys in the runs that a sound checkpoint lists."""
+    """Keys in the sound runs: those that the checkpoint lists, or all if it is damaged."""
     found: set[str] = set()
-    with suppress(QuiverError, KeyError):
-        for run in decode_state(image[STATE_NAME]).keys:
-            with suppress(QuiverError, KeyError):
-                found |= {record.key for record in decode_run(image[run.path], run)}
+    try:
+        listed = {run.path for run in decode_state(image[STATE_NAME]).keys}
+    except (QuiverError, KeyError):
+        listed = {path for path in image if path.startswith(f"{KEYS}/")}
+    for path in listed:
+        with suppress(QuiverError, KeyError, ValueError):
+            name = path.removeprefix(f"{KEYS}/")
+            found |= {record.key for record in decode_named_run(image[path], name)}
     return found
 
 

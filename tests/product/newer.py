@@ -11,7 +11,7 @@ def newer(path: str, data: bytes) -> bytes | None:
     if path.startswith("wal/quiver.wal") and data[:10] == b"QUIVER\0WAL":
         # A spare holds nothing: it is to be written over.
         return None if path.endswith(".spare") else _log(data)
-    if path.endswith(".qseg"):
+    if path.startswith("segments/") and path.endswith(".qseg"):
         return _segment(data)
     if path == "quiver.state" or path.endswith("quiver.segment.seq"):
         return _small(data)

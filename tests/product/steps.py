@@ -183,7 +183,7 @@ PROFILES: Final = (
             "rot_log": 2,
             "rot_small": 1,
             "rot_keys": 1,
-            "rot_stage": 1,
+            "rot_stage": 2,
             "newer": 2,
             "settings": 5,
             "jump": 4,

@@ -350,8 +350,7 @@ class World:
         except NOT_NOW:
             return
         except KeyConflict as error:
-            self._check_conflict(put, error)
-            return
+            raise Violation("keys_kept", f"put {put.number} conflicts with itself") from error
         if put.state != "durable":
             self._settle_repeat(put, receipt)
             return
@@ -376,12 +375,6 @@ class World:
             raise Violation("keys_kept", f"{put.number} is {put.ref}, the repeat {receipt.ref}")
         if not receipt.duplicate:
             self.facts.doubled.add(put.number)
-
-    def _check_conflict(self, put: Put, error: KeyConflict) -> None:
-        """Only if nothing but the damaged checkpoint knew which number its slot had: that is in
-        the hash of its content."""
-        if put.number not in self.facts.keys_doubtful:
-            raise Violation("keys_kept", f"put {put.number} conflicts with itself") from error
 
     def _settle_repeat(self, put: Put, receipt: Receipt) -> None:
         if put.state == "durable" and put.ref is not None:

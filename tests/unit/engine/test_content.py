@@ -50,7 +50,7 @@ TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
 def hashed(array: pa.Array) -> bytes:
     """The content hash of a bundle with this one column."""
     rows = pa.record_batch([array], ["c"])
-    return hash_content([(EncodedSlot(0, bytes(32), encode_batch(rows)), rows)])
+    return hash_content([(EncodedSlot(0, bytes(32), encode_batch(rows)), rows)], {})
 
 
 def array_of(name: str, values: list[Any]) -> pa.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -9,7 +10,16 @@ import pytest
 
 from quiver import OTAP_SLOTS
 from quiver.disk.disk import Disk
-from quiver.errors import InvalidBundle, InvalidName, LayoutMismatch, LimitExceeded, WalCorrupt
+from quiver.disk.memory import MemoryDisk
+from quiver.errors import (
+    InvalidBundle,
+    InvalidName,
+    KeyConflict,
+    LayoutMismatch,
+    LimitExceeded,
+    WalCorrupt,
+)
+from quiver.format.state import STATE_NAME, decode_state, encode_state
 from quiver.fsck.mend import mend
 from tests.support.stores import World, batch, flipped, number_of
 
@@ -102,6 +112,155 @@ def test_a_staged_file_keeps_its_names_through_a_repair() -> None:
         for name, found in world.store.read((seq, index)).items()
     }
     assert names == {1: "Traces", 2: "Logs", 3: "Metrics"}
+
+
+def staged_in_traces() -> World:
+    """A finished attempt in slot ``Traces``, of whose name the log knows no more: its entry was
+    in the last group, which nothing proves, and rotted.  The open took it for a torn write."""
+    world = World()
+    with world.store.stage("app", 1, "a") as stage:
+        stage.put({"Traces": batch(1)})
+        stage.finish()
+    world.change(LOG, lambda data: flipped(data, HEAD + 30))
+    world.raw.locked.clear()
+    assert world.open().report.torn_tails
+    return world
+
+
+def names_of_all(world: World) -> dict[int, str]:
+    """The slot of every batch that can be read, by its number."""
+    return {
+        number_of(found): name
+        for seq, count in world.store.segments()
+        for index in range(count)
+        for name, found in world.store.read((seq, index)).items()
+    }
+
+
+@pytest.mark.parametrize("end", ["restart", "kill", "power_cut"])
+def test_a_staged_file_keeps_its_names_when_the_log_is_cut(end: str) -> None:
+    """Scenario: the entry that named a staged file's slot is cut off the log; another name comes,
+    the attempt is committed, the store ends. Guarantee: its bundles are read under the name they
+    were staged under, before and after."""
+    world = staged_in_traces()
+    world.store.put({"Metrics": batch(2)}).wait()
+    world.store.commit("app", 1, ["a"])
+    world.store.flush()
+    assert names_of_all(world) == {1: "Traces", 2: "Metrics"}
+    getattr(world, end)()
+    world.store.put({"Events": batch(3)}).wait()
+    assert names_of_all(world) == {1: "Traces", 2: "Metrics", 3: "Events"}
+
+
+def test_a_commit_keeps_its_names_when_the_log_is_cut() -> None:
+    """Scenario: the same, and the process dies before anything but the commit was written; then
+    another name comes. Guarantee: the committed bundle has its name, and keeps it."""
+    world = staged_in_traces()
+    world.store.commit("app", 1, ["a"])
+    world.kill()
+    world.store.put({"Metrics": batch(2)}).wait()
+    assert names_of_all(world) == {1: "Traces", 2: "Metrics"}
+    world.kill()
+    assert names_of_all(world) == {1: "Traces", 2: "Metrics"}
+
+
+def test_a_damaged_staged_file_keeps_its_names() -> None:
+    """Scenario: a commit of two bundles whose slot only the staged file names, and that file is
+    damaged before it becomes a segment. Guarantee: what is intact of it has its name."""
+    world = World()
+    with world.store.stage("app", 1, "a") as stage:
+        stage.put({"Traces": batch(1)})
+        stage.put({"Traces": batch(2)})
+        stage.finish()
+    world.change(LOG, lambda data: flipped(data, HEAD + 30))
+    world.raw.locked.clear()
+    assert world.open().report.torn_tails
+    before = world.raw.image()
+    world.store.commit("app", 1, ["a"])
+    log = {path: data for path, data in world.raw.image().items() if path.startswith("wal/")}
+    world = World(MemoryDisk.from_image(before | log, world.raw.directories()))
+    (path,) = world.files("stages/")
+    at = before[path].index((2000).to_bytes(8, "little"))
+    world.change(path, lambda data: flipped(data, at))
+    later = world.store.put({"Metrics": batch(3)}).wait().ref
+    assert set(world.store.read((0, 0))) == {"Traces"}
+    assert set(world.store.read(later)) == {"Metrics"}
+
+
+def test_a_file_that_names_an_id_otherwise_is_no_reason_to_refuse() -> None:
+    """Scenario: a staged file names an id that the checkpoint gives to another slot; the store is
+    opened, and repaired. Guarantee: the checkpoint counts, and the store opens both times."""
+    world = World()
+    with world.store.stage("app", 1, "a") as stage:
+        stage.put({"Traces": batch(1)})
+        stage.finish()
+    world.restart()
+    ref = world.store.put({"Metrics": batch(2)}).wait().ref
+    world.store.close()
+    state = decode_state(world.raw.image()[STATE_NAME])
+    assert state.slots == {"Traces": 0, "Metrics": 1}
+    changed = replace(state, slots={"Others": 0, "Metrics": 1})
+    for path in world.files("wal/"):
+        world.change(path, lambda data: None)
+    world.change(STATE_NAME, lambda data: encode_state(changed))
+    repaired(world)
+    assert set(world.store.read(ref)) == {"Metrics"}
+    assert world.store.put({"Others": batch(3)}).wait().ref is not None
+    world.kill()
+    assert set(world.store.read(ref)) == {"Metrics"}
+
+
+def forgotten_slots(*names: str) -> World:
+    """A repaired store that remembers the keys of deleted bundles, and none of their slots: the
+    checkpoint that had the ids rotted.  Each bundle has the key of its slot."""
+    world = World()
+    world.store.register("r")
+    for number, name in enumerate(names):
+        world.store.put({name: batch(number)}, key=name).wait()
+    world.store.put({one: batch(9) for one in names}, key="all").wait()
+    world.store.flush()
+    for bundle in world.store.subscribe("r", follow=False):
+        bundle.ack()
+    world.store.maintain()
+    assert world.store.segments() == []
+    world.store.close()
+    assert world.files("keys/")
+    world.change(STATE_NAME, lambda data: flipped(data, len(data) // 2))
+    repaired(world)
+    return world
+
+
+def test_a_retry_is_no_conflict_when_its_slot_has_another_id_by_now() -> None:
+    """Scenario: the checkpoint rots, and a repair keeps the keys of deleted bundles; their slots
+    come again in another order, and so have other ids. Guarantee: a retry of the same content is
+    a duplicate; other content, and the same rows in another slot, are a conflict."""
+    world = forgotten_slots("A", "B", "C")
+    for number, name in ((2, "C"), (1, "B"), (0, "A")):
+        assert world.store.put({name: batch(number)}, key=name).wait().duplicate
+    again = {one: batch(9) for one in ("C", "A", "B")}
+    assert world.store.put(again, key="all").wait().duplicate
+    with pytest.raises(KeyConflict):
+        world.store.put({"A": batch(5)}, key="A")
+    with pytest.raises(KeyConflict):
+        world.store.put({"B": batch(0)}, key="A")
+
+
+def test_a_retry_by_number_is_a_duplicate_when_the_number_has_a_name_by_now(world: World) -> None:
+    """Scenario: a keyed bundle is put by number, consumed and deleted; after a restart a new name
+    is given that number. Guarantee: a retry by number is a duplicate, by that name as well."""
+    world.store.register("r")
+    world.store.put({0: batch(1)}, key="k").wait()
+    world.store.flush()
+    for bundle in world.store.subscribe("r", follow=False):
+        bundle.ack()
+    world.store.maintain()
+    world.restart()
+    ref = world.store.put({"A": batch(2)}).wait().ref
+    assert set(world.store.read(ref, slots=[0])) == {"A"}
+    assert world.store.put({0: batch(1)}, key="k").wait().duplicate
+    assert world.store.put({"A": batch(1)}, key="k").wait().duplicate
+    with pytest.raises(KeyConflict):
+        world.store.put({0: batch(2)}, key="k")
 
 
 def test_a_declared_table_is_all_there_is() -> None:
