@@ -645,7 +645,11 @@ class Store:
             self._staging.shut(closed)
             self._upkeep.shut(closed)
             self._registry.shut(closed)
-            self._ingest.give_up(StoreClosed("the store was closed before this was durable."))
+            # After a failed sync nobody knows whether it is durable, and the answer must say so.
+            unknown = self._disk.poison.cause
+            self._ingest.give_up(
+                unknown or StoreClosed("the store was closed before this was durable.")
+            )
 
     def _check_open(self) -> None:
         if self._closed is not None:

@@ -91,3 +91,16 @@ def test_a_restart_clears_it(world: World) -> None:
     world.put_durable(3)
     found = [number_of(b["Logs"]) for b in world.store.subscribe("r", follow=False)]
     assert found in ([1, 3], [1, 2, 3]), "2 may have reached the disk; nobody promised it"
+
+
+def test_without_a_log_what_waited_is_unknown_not_refused() -> None:
+    """Scenario: without a log, the sync of the directory fails after a segment was renamed, and the
+    store is closed. Guarantee: its receipts say `poisoned`, which leaves it open: the segment
+    may be there after a restart."""
+    world = World(durability="segment_only")
+    waiting = world.put(1)
+    world.faulty.strike(Fault(at=0, error=errno.EIO, ops=frozenset({"fsync_dir"})))
+    with pytest.raises(Poisoned):
+        world.store.flush()
+    world.store.close()
+    assert isinstance(waiting.error, Poisoned)
