@@ -52,7 +52,7 @@ def replay_forgets_deletions() -> AbstractContextManager[Any]:
 @mutant("consumers", "kept")
 def deletions_not_finished() -> AbstractContextManager[Any]:
     """A segment whose deletion was decided, but not carried out, is served again."""
-    return instead(recovery._Recovery, "_finish_deletions", lambda self, *_: None)
+    return instead(recovery._Recovery, "_finish_deletions", lambda self, *_: ())
 
 
 @mutant("consumers", "kept")
