@@ -27,11 +27,11 @@ from benchmarks.flight.threads import in_the_server
 from benchmarks.run import RESULTS, describe_machine
 from flight_service.protocol.wrapper import unwrap, wrap
 from flight_service.server.process import tune_process
+from quiver.format.arrow.ipc import encode_batch
 from quiver.format.crc import crc32
-from quiver.format.ipc import encode_batch
 from quiver.format.record import BundleMeta, EncodedSlot
-from quiver.format.wal_entry import prepare_bundle
-from quiver.segment.accumulator import OpenSegment
+from quiver.format.wal.entry import prepare_bundle
+from quiver.segment.open_segment import OpenSegment
 from quiver.segment.writer import lay_out
 
 OUT: Final = Path(__file__).with_name("budget.json")

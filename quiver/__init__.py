@@ -37,27 +37,27 @@ readable) → ``subscriber`` (made delivered).  Imports point downwards in this 
 =======================================  =================================================
 """
 
-from quiver.background import Background
-from quiver.budget import DiskBudget
 from quiver.clock import Clock, ManualClock, SystemClock
-from quiver.committing import Committed
 from quiver.config import Config
-from quiver.engine import Store
 from quiver.errors import Backpressure, QuiverError, Reason
 from quiver.format.record import BundleMeta
 from quiver.ids import BundleRef
-from quiver.lag import Lag
-from quiver.memory import MemoryBudget
-from quiver.opening import open
+from quiver.ingest.disk_budget import DiskBudget
+from quiver.ingest.memory_budget import MemoryBudget
+from quiver.ingest.receipt import Receipt
 from quiver.otap import OTAP_SLOTS
-from quiver.receipt import Receipt
-from quiver.stages import Staged, StageInfo
-from quiver.staging import Stage
-from quiver.status import StoreStatus
+from quiver.segment.stage_table import Staged, StageInfo
+from quiver.store.opening import open
+from quiver.store.status import StoreStatus
+from quiver.store.store import Store
 from quiver.subscriber.handle import ClaimedBundle
+from quiver.subscriber.lag import Lag
 from quiver.subscriber.state import Outcome
-from quiver.subscription import Subscription
-from quiver.sweeping import Maintenance
+from quiver.subscriber.subscription import Subscription
+from quiver.transaction.commit import Committed
+from quiver.transaction.stage import Stage
+from quiver.upkeep.background import Background
+from quiver.upkeep.sweeping import Maintenance
 
 __all__ = [
     "OTAP_SLOTS",

@@ -14,7 +14,7 @@ from flight_service.protocol.wrapper import BY_NUMBER, slot_numbers, wrap_stream
 from flight_service.server.claims import Delivered, info_fields
 from quiver import BundleRef, Store
 from quiver.errors import BundleGone, NotFound
-from quiver.format.ipc import EncodedBatch, encode_batch, project
+from quiver.format.arrow.ipc import EncodedBatch, encode_batch, project
 from quiver.format.record import EncodedSlot
 from quiver.metrics import SENT_BYTES
 

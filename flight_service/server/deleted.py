@@ -24,7 +24,7 @@ from flight_service.server.events import DELETED_DAMAGED, DELETED_NEWER, get_log
 from quiver.clock import Clock
 from quiver.disk.disk import Disk
 from quiver.errors import Busy, UnsupportedVersion
-from quiver.fsck.beside import (
+from quiver.offline.beside import (
     DELETED_FILE,
     check_root,
     decode_deleted,
@@ -33,7 +33,7 @@ from quiver.fsck.beside import (
     mend_root,
     write_deleted,
 )
-from quiver.fsck.verify import Beside
+from quiver.offline.verify import Beside
 
 MAX_NAMES: Final = 10_000
 

@@ -27,7 +27,7 @@ from flight_service.server.claims import Failure
 from quiver import BundleRef
 from quiver.disk.disk import Disk
 from quiver.format.checked_json import decode_lines, encode_line, encode_title
-from quiver.fsck.beside import FAILURES_TITLE, FAILURES_VERSION
+from quiver.offline.beside import FAILURES_TITLE, FAILURES_VERSION
 
 SPARE_LINES: Final = 1_024
 """Old lines beyond twice the live ones that are left before the file is written anew."""

@@ -13,7 +13,7 @@ from flight_service.server.stream import Stream
 from flight_service.server.streams import Streams
 from quiver.clock import Clock
 from quiver.disk.descriptors import DESCRIPTORS
-from quiver.status import State
+from quiver.store.status import State
 
 
 class ServerOverview:

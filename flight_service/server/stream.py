@@ -34,13 +34,8 @@ from quiver.clock import Clock
 from quiver.disk.disk import Disk
 from quiver.errors import LimitExceeded, QuiverError, StateCorrupt, UnknownSubscriber
 from quiver.format.checked_json import decode_checked, encode_checked
-from quiver.fsck.beside import (
-    SERVICE_FILE,
-    SERVICE_VERSION_1,
-    STORE,
-    is_of_version_1,
-)
 from quiver.ids import subscriber_id
+from quiver.offline.beside import SERVICE_FILE, SERVICE_VERSION_1, STORE, is_of_version_1
 
 SAVE_SECONDS: Final = 1.0
 MAX_SUBSCRIBERS: Final = 10_000

@@ -13,7 +13,7 @@
 A stream is opened when somebody needs it and closed when nobody has for a while, or when
 another needs its place: any number of streams cost a bounded number of threads, files
 and bytes of memory.  All open ones share the threads of one
-:class:`~quiver.background.Background` and one :class:`~quiver.budget.DiskBudget`.
+:class:`~quiver.upkeep.background.Background` and one :class:`~quiver.ingest.disk_budget.DiskBudget`.
 
 A new stream is made in ``trash/`` and renamed to its place: after a crash it is there with its
 ``service.json``, or not at all.
@@ -58,19 +58,19 @@ from flight_service.server.stream import (
     read_record,
     write_record,
 )
-from quiver.background import Background
-from quiver.budget import DiskBudget
 from quiver.clock import Clock
 from quiver.config import Config
 from quiver.disk.disk import TMP_SUFFIX, Disk
 from quiver.disk.lock import StoreLock
 from quiver.disk.posix import PosixDisk
-from quiver.engine import Store
 from quiver.errors import ConfigError, Damage, QuiverError, StorageFault, UnsupportedVersion
-from quiver.fsck.beside import FAILURES_FILE, STORE
 from quiver.ids import stream_name
-from quiver.memory import MemoryBudget
+from quiver.ingest.disk_budget import DiskBudget
+from quiver.ingest.memory_budget import MemoryBudget
+from quiver.offline.beside import FAILURES_FILE, STORE
 from quiver.segment.unused import NUMBERS_SKIPPED, unused_segment
+from quiver.store.store import Store
+from quiver.upkeep.background import Background
 
 STREAMS: Final = "streams"
 TRASH: Final = "trash"

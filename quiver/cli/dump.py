@@ -27,7 +27,7 @@ from quiver.cli.frame import (
 from quiver.disk.disk import Disk
 from quiver.disk.posix import PosixDisk
 from quiver.errors import InvalidInput
-from quiver.fsck.dump import LOST, MANIFEST, Dump, dump
+from quiver.offline.dump import LOST, MANIFEST, Dump, dump
 
 HELP = help_text(
     "Save every bundle of a store as plain Arrow files.",

@@ -26,8 +26,8 @@ from typer.core import TyperGroup
 from quiver.disk.disk import Disk
 from quiver.disk.posix import PosixDisk
 from quiver.errors import Damage, InvalidInput, NotFound, QuiverError, UnsupportedVersion
-from quiver.fsck.beside import STORE
-from quiver.fsck.look import Watch, holds_a_store
+from quiver.offline.beside import STORE
+from quiver.offline.look import Watch, holds_a_store
 
 OK: Final = 0
 FAILED: Final = 1

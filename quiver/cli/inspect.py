@@ -24,7 +24,7 @@ from quiver.cli.frame import (
     told,
 )
 from quiver.clock import SystemClock
-from quiver.fsck.summary import SegmentRow, Summary, summarize
+from quiver.offline.summary import SegmentRow, Summary, summarize
 from quiver.units import format_duration, format_size
 
 HEAD: Final = 5

@@ -29,10 +29,10 @@ from quiver.clock import SystemClock
 from quiver.disk.disk import Disk
 from quiver.disk.lock import StoreLock
 from quiver.disk.posix import PosixDisk
-from quiver.fsck.beside import check_root, check_stream, far_behind, mend_root, mend_stream
-from quiver.fsck.mend import Mended, mend
-from quiver.fsck.repair import Action, Plan
-from quiver.fsck.verify import Beside
+from quiver.offline.beside import check_root, check_stream, far_behind, mend_root, mend_stream
+from quiver.offline.mend import Mended, mend
+from quiver.offline.repair import Action, Plan
+from quiver.offline.verify import Beside
 
 HELP = help_text(
     "Make a damaged store open again, without what is lost.",

@@ -28,8 +28,8 @@ from quiver.cli.frame import (
 )
 from quiver.disk.disk import Disk
 from quiver.disk.posix import PosixDisk
-from quiver.fsck.beside import check_root, check_stream
-from quiver.fsck.verify import Beside, Verdict, verify
+from quiver.offline.beside import check_root, check_stream
+from quiver.offline.verify import Beside, Verdict, verify
 from quiver.units import format_size
 
 HELP = help_text(

@@ -1,7 +1,7 @@
 """The seam: the only calls Quiver makes to a disk.
 
 Two homes implement it, :class:`~quiver.disk.posix.PosixDisk` and the recording
-:class:`~quiver.disk.memory.MemoryDisk`, and test wrappers that make the n-th call fail.
+:class:`~tests.support.memory_disk.MemoryDisk`, and test wrappers that make the n-th call fail.
 They raise plain ``OSError``; :class:`~quiver.disk.disk.Disk` turns that into Quiver's
 own errors.  Paths are relative to the store's root, with ``/`` between parts.
 """

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from quiver.format.ipc import EncodedBatch
+from quiver.format.arrow.ipc import EncodedBatch
 
 FINGERPRINT_SIZE: Final = 32
 

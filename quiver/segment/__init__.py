@@ -25,8 +25,8 @@ Where each segment is, :class:`Segments` knows, and nobody else.
 ===============  ==========================================================================
 """
 
-from quiver.segment.accumulator import OpenSegment
 from quiver.segment.info import SegmentInfo, segment_path
+from quiver.segment.open_segment import OpenSegment
 from quiver.segment.reader import SegmentReader, load_info
 from quiver.segment.segments import Segments
 from quiver.segment.view import SegmentView

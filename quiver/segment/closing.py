@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from quiver.config import SegmentConfig
-from quiver.segment.accumulator import OpenSegment
+from quiver.segment.open_segment import OpenSegment
 
 
 class Trigger(StrEnum):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from quiver.errors import SegmentDamage, SegmentInvalidIpc
-from quiver.format.segment import Footer, StreamEntry, Summary
-from quiver.format.stage import Transaction
+from quiver.format.segment.file import Footer, StreamEntry, Summary
+from quiver.format.segment.stage import Transaction
 from quiver.format.state import MAX_COUNTS
 
 SEGMENTS: Final = "segments"

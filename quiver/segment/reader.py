@@ -35,15 +35,13 @@ from quiver.errors import (
     UnsupportedVersion,
     check_memory,
 )
-from quiver.format.blocks import find_mismatch
+from quiver.format.arrow.ipc import EncodedBatch, column_indices, encode_batch
+from quiver.format.arrow.ipc_file import FileMessages, IpcFile
+from quiver.format.arrow.schema import SchemaMessage
 from quiver.format.crc import crc32
-from quiver.format.guard import SEAL_SIZE, Seal, decode_seal
-from quiver.format.ipc import EncodedBatch, column_indices, encode_batch
-from quiver.format.ipc_file import FileMessages, IpcFile
-from quiver.format.manifest import Manifest, SlotRef, stamp_manifest
 from quiver.format.record import BundleMeta, EncodedSlot
-from quiver.format.schema import SchemaMessage
-from quiver.format.segment import (
+from quiver.format.segment.blocks import find_mismatch
+from quiver.format.segment.file import (
     CRC_SIZE,
     MIN_SIZE,
     TAIL_SIZE,
@@ -58,7 +56,9 @@ from quiver.format.segment import (
     raw_footer,
     stored_crc,
 )
-from quiver.format.stage import StageLabel
+from quiver.format.segment.guard import SEAL_SIZE, Seal, decode_seal
+from quiver.format.segment.manifest import Manifest, SlotRef, stamp_manifest
+from quiver.format.segment.stage import StageLabel
 from quiver.segment.info import SegmentInfo, segment_path
 from quiver.segment.source import FileReader, MappedSource, MemorySource, ReadSource, Source
 from quiver.segment.verified import VerifiedChunks, head_pieces, parse_head

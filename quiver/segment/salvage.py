@@ -9,7 +9,7 @@ a record batch              the bundle it belongs to
 a stream's dictionaries     the bundles of that stream
 a stream's schema           nothing: the stream's own footer repeats it (both: that stream)
 a stream's footer           nothing: the manifest has the places of all batches
-directory, manifest         nothing, if it is in one place: see :mod:`quiver.format.guard`
+directory, manifest         nothing, if it is in one place: see :mod:`quiver.format.segment.guard`
 guard, footer, trailer      nothing: each is there twice, or can be told from the others
 between streams             nothing
 ==========================  =============================================================
@@ -33,17 +33,14 @@ import pyarrow as pa
 
 from quiver.disk.disk import Disk
 from quiver.errors import Damage, NotFound, check_memory
-from quiver.format.blocks import Chunk, Piece, block_count
-from quiver.format.commit import Commit, CommittedFile
+from quiver.format.arrow.flatbuf import FlatbufferError
+from quiver.format.arrow.ipc import EncodedBatch
+from quiver.format.arrow.ipc_file import HEAD, schema_in_footer
+from quiver.format.arrow.schema import SchemaMessage
 from quiver.format.crc import crc32
-from quiver.format.flatbuf import FlatbufferError
-from quiver.format.guard import MAGIC, SEAL_SIZE, Seal, damaged_blocks, decode_seal, mend
-from quiver.format.ipc import EncodedBatch
-from quiver.format.ipc_file import HEAD, schema_in_footer
-from quiver.format.manifest import Manifest
 from quiver.format.record import LOST_ATTRIBUTE, BundleMeta, EncodedSlot
-from quiver.format.schema import SchemaMessage
-from quiver.format.segment import (
+from quiver.format.segment.blocks import Chunk, Piece, block_count
+from quiver.format.segment.file import (
     CRC_SIZE,
     MIN_SIZE,
     TRAILER_SIZE,
@@ -52,8 +49,11 @@ from quiver.format.segment import (
     encode_trailer,
     stored_crc,
 )
-from quiver.segment.accumulator import OpenSegment
+from quiver.format.segment.guard import MAGIC, SEAL_SIZE, Seal, damaged_blocks, decode_seal, mend
+from quiver.format.segment.manifest import Manifest
+from quiver.format.wal.commit import Commit, CommittedFile
 from quiver.segment.info import SegmentInfo
+from quiver.segment.open_segment import OpenSegment
 from quiver.segment.reader import SegmentReader, sealed_footer
 from quiver.segment.source import MemorySource, ReadSource
 from quiver.segment.verified import count_rows, head_pieces, is_intact, parse_head

@@ -68,17 +68,17 @@ from quiver.disk.descriptors import DESCRIPTORS
 from quiver.disk.disk import Disk
 from quiver.errors import BundleGone, SegmentDamage, SlotNotInBundle, UnknownBundle
 from quiver.forking import guard
-from quiver.format.commit import Commit
 from quiver.format.floor import Floor, gone_below
 from quiver.format.record import BundleMeta, EncodedSlot
+from quiver.format.wal.commit import Commit
 from quiver.ids import BundleRef
-from quiver.segment.accumulator import OpenSegment
 from quiver.segment.closing import Trigger, full_by
 from quiver.segment.info import (
     SEGMENTS,
     SegmentInfo,
     segment_path,
 )
+from quiver.segment.open_segment import OpenSegment
 from quiver.segment.reader import SegmentReader
 from quiver.segment.source import Mapping as FileMapping
 from quiver.segment.view import SegmentView

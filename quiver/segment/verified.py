@@ -20,8 +20,13 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from quiver.errors import SegmentChecksum, SegmentDamage, SegmentTruncated
-from quiver.format import message as msg
-from quiver.format.blocks import (
+from quiver.format.arrow import message as msg
+from quiver.format.arrow.ipc import EncodedBatch, column_indices
+from quiver.format.arrow.ipc_file import HEAD
+from quiver.format.arrow.projection import buffers_by_field
+from quiver.format.arrow.schema import SchemaMessage
+from quiver.format.crc import crc32
+from quiver.format.segment.blocks import (
     BLOCK_SIZE,
     Chunk,
     Mismatch,
@@ -30,13 +35,8 @@ from quiver.format.blocks import (
     find_mismatch,
     read_pieces,
 )
-from quiver.format.crc import crc32
-from quiver.format.ipc import EncodedBatch, column_indices
-from quiver.format.ipc_file import HEAD
-from quiver.format.manifest import Manifest
-from quiver.format.projection import buffers_by_field
-from quiver.format.schema import SchemaMessage
-from quiver.format.segment import StreamEntry
+from quiver.format.segment.file import StreamEntry
+from quiver.format.segment.manifest import Manifest
 from quiver.segment.feed import Feed
 from quiver.segment.source import ReadSource
 

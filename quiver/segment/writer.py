@@ -16,22 +16,22 @@ import pyarrow as pa
 
 from quiver.disk.disk import Disk
 from quiver.errors import LimitExceeded, QuiverError
-from quiver.format.blocks import Chunk
+from quiver.format.arrow.ipc_file import FileBuilder, IpcFile
 from quiver.format.crc import crc32, crc32_combine
-from quiver.format.guard import Seal, add_parity, encode_sums, front_length
-from quiver.format.ipc_file import FileBuilder, IpcFile
-from quiver.format.manifest import encode_manifest
 from quiver.format.record import BundleMeta
-from quiver.format.segment import (
+from quiver.format.segment.blocks import Chunk
+from quiver.format.segment.file import (
     STREAM_ALIGNMENT,
     Footer,
     StreamEntry,
     Summary,
     encode_directory,
 )
-from quiver.format.stage import StageLabel, Transaction
-from quiver.segment.accumulator import OpenSegment, Stream
+from quiver.format.segment.guard import Seal, add_parity, encode_sums, front_length
+from quiver.format.segment.manifest import encode_manifest
+from quiver.format.segment.stage import StageLabel, Transaction
 from quiver.segment.info import SEGMENTS, TMP_SUFFIX, SegmentInfo, segment_path
+from quiver.segment.open_segment import OpenSegment, Stream
 
 SEALED_MODE: Final = 0o440
 MAX_TABLE_BYTES: Final = 2**32 - 1

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from quiver.disk.disk import Disk
 from quiver.errors import UnsupportedVersion, WalCorrupt
-from quiver.format.commit import Commit, decode_commit
-from quiver.format.wal_entry import (
+from quiver.format.wal.commit import Commit, decode_commit
+from quiver.format.wal.entry import (
     BUNDLE,
     COMMIT,
     FOREIGN_BUNDLE,

@@ -6,7 +6,7 @@
     quiver.wal.N        rotated, whole and synced before it got this name; N rises
     quiver.wal.spare    retired, kept to be written over
     quiver.wal.new      a file in the making
-    quiver.wal.cursor   a hint, see :mod:`quiver.format.cursor`
+    quiver.wal.cursor   a hint, see :mod:`quiver.format.wal.cursor`
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from quiver.disk.disk import Disk
-from quiver.format.cursor import decode_cursor, encode_cursor
-from quiver.format.wal_header import WalHeader
+from quiver.format.wal.cursor import decode_cursor, encode_cursor
+from quiver.format.wal.header import WalHeader
 
 DIRECTORY: Final = "wal"
 ACTIVE: Final = "wal/quiver.wal"

@@ -47,8 +47,8 @@ from typing import Final
 
 from quiver.disk.disk import Disk, File
 from quiver.errors import LayoutMismatch, UnsupportedVersion, WalCorrupt
-from quiver.format.wal_entry import FOREIGN_FRAMING, V1_FRAMING
-from quiver.format.wal_header import (
+from quiver.format.wal.entry import FOREIGN_FRAMING, V1_FRAMING
+from quiver.format.wal.header import (
     FOREIGN_HEADER_SIZE,
     FOREIGN_LAYOUT,
     HASH_SIZE,
@@ -57,7 +57,7 @@ from quiver.format.wal_header import (
     check_layout,
     decode_header,
 )
-from quiver.format.wal_scan import TERMINATOR
+from quiver.format.wal.scan import TERMINATOR
 from quiver.wal.contents import (
     LogContents,
     LogDamage,

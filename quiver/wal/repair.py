@@ -24,7 +24,7 @@ from typing import Final
 from quiver.disk import quarantine
 from quiver.disk.disk import Disk
 from quiver.errors import StorageFull
-from quiver.format.wal_scan import TERMINATOR
+from quiver.format.wal.scan import TERMINATOR
 from quiver.wal.contents import LogContents, TornTail
 from quiver.wal.files import ACTIVE, DIRECTORY, NEW, SPARE, LogFile
 

@@ -18,7 +18,7 @@ from quiver.disk.disk import File
 from quiver.disk.room import Room
 from quiver.errors import IoFault, UnsupportedVersion
 from quiver.format.crc import crc32, crc32_before, crc32_shift
-from quiver.format.wal_entry import (
+from quiver.format.wal.entry import (
     BUNDLE,
     COMMIT,
     FOREIGN_BUNDLE,
@@ -30,8 +30,8 @@ from quiver.format.wal_entry import (
     Framing,
     unknown_tag,
 )
-from quiver.format.wal_header import VERSION, fits_head, salt_in, seed_of
-from quiver.format.wal_scan import (
+from quiver.format.wal.header import VERSION, fits_head, salt_in, seed_of
+from quiver.format.wal.scan import (
     HEAD_SIZE,
     RESIDUE,
     Found,

@@ -3,7 +3,7 @@
 A put *stages* its entry: it gets a sequence, a place in a file, and a receipt that waits.
 :meth:`WalWriter.commit` then takes the oldest group, writes and syncs it, and tells all
 its receipts; one sync serves everyone in the group.  Who calls commit is none of the
-writer's business (:mod:`quiver.wal.group`).
+writer's business (:mod:`quiver.wal.group_commit`).
 
 Locks, in the order they are taken: ``_turn`` (one commit at a time) → ``names`` of the
 files → ``lock`` (the ingest lock, given from outside).  The ingest lock is never held over
@@ -23,10 +23,10 @@ from quiver.config import WalConfig
 from quiver.disk.disk import Disk
 from quiver.errors import Backpressure, IoFault, Poisoned, QuiverError, Reason, StoreClosed
 from quiver.format.crc import Bytes
-from quiver.format.wal_entry import SEAL, WATERMARK, control_size, encode_control
-from quiver.wal.active import LogFiles
+from quiver.format.wal.entry import SEAL, WATERMARK, control_size, encode_control
+from quiver.wal.capacity import Completable, Group, Plan
 from quiver.wal.contents import LogStart
-from quiver.wal.staging import Completable, Group, Plan
+from quiver.wal.log_files import LogFiles
 
 WAL_FULL_RETRY_MS: Final = 100
 

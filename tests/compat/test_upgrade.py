@@ -12,13 +12,13 @@ import pytest
 
 from quiver import Config, ManualClock, Store
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
-from quiver.disk.oplog import Create, Op, Rename, Truncate, Unlink, Write
 from quiver.format.keys import KEYS
 from quiver.format.state import STATE_NAME
 from tests.compat import golden
 from tests.compat.reading import open_at
 from tests.support.compat import release
+from tests.support.memory_disk import MemoryDisk
+from tests.support.oplog import Create, Op, Rename, Truncate, Unlink, Write
 
 VERSION: Final = "0.1.0"
 DIRECTORIES: Final = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.engine import Store
 from quiver.errors import Damage
+from quiver.store.store import Store
 from tests.crash.disk import CrashDisk
 from tests.crash.invariants import (
     INVARIANTS,

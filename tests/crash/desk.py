@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from quiver.disk.oplog import Unlink
 from quiver.errors import Busy, StageNotFound, StorageFault
-from quiver.format.stage import STAGES, StageKey
+from quiver.format.segment.stage import STAGES, StageKey
 from quiver.ids import BundleRef
-from quiver.staging import Stage
+from quiver.transaction.stage import Stage
 from tests.crash import notes as o
 from tests.crash.invariants import Violation, same_slots
 from tests.crash.oracle import Put, Slots
+from tests.support.oplog import Unlink
 
 if TYPE_CHECKING:
     from tests.crash.disk import Record

@@ -1,6 +1,6 @@
 """The recording disk of the explorer, and its record folded into what may be lost.
 
-Beyond what :mod:`quiver.disk.oplog` models there is one more way to lose bytes: an fsync
+Beyond what :mod:`tests.support.oplog` models there is one more way to lose bytes: an fsync
 that fails.  The kernel then calls the pages clean, so a second fsync succeeds and proves
 nothing (Rebello et al., ATC '20).  :class:`LostSync` records such a failure.
 """
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from quiver.disk.memory import MemoryDisk, MemoryFile, _Inode
-from quiver.disk.oplog import Durability, Op, Sync, SyncDir, settle
+from tests.support.memory_disk import MemoryDisk, MemoryFile, _Inode
+from tests.support.oplog import Durability, Op, Sync, SyncDir, settle
 
 Image: TypeAlias = Mapping[str, bytes]
 

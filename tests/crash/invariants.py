@@ -14,14 +14,14 @@ from typing import Final, NoReturn
 
 import pyarrow as pa
 
-from quiver.committing import Committed
-from quiver.engine import Store
 from quiver.errors import Backpressure
 from quiver.format.floor import FLOOR_PATH, decode_floor
-from quiver.format.stage import STAGES
+from quiver.format.segment.stage import STAGES
 from quiver.ids import BundleRef
-from quiver.receipt import Receipt
+from quiver.ingest.receipt import Receipt
 from quiver.segment.info import SEGMENTS
+from quiver.store.store import Store
+from quiver.transaction.commit import Committed
 from tests.crash.disk import CrashDisk, Image
 from tests.crash.look import Bundle, View, outcomes
 from tests.crash.oracle import Oracle, Outcome, Put, Reject, Slots

@@ -12,13 +12,13 @@ from typing import Final, cast
 
 import pyarrow as pa
 
-from quiver.engine import Store
 from quiver.errors import NotFound
 from quiver.format.record import BundleMeta
-from quiver.format.stage import StageKey, Transaction
+from quiver.format.segment.stage import StageKey, Transaction
 from quiver.ids import BundleRef
 from quiver.segment.info import segment_path
-from quiver.stages import StageInfo
+from quiver.segment.stage_table import StageInfo
+from quiver.store.store import Store
 from tests.crash.disk import Image
 from tests.crash.oracle import Outcome, Reject
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from quiver.config import Config
-from quiver.format.stage import StageKey
+from quiver.format.segment.stage import StageKey
 from quiver.ids import BundleRef
 from tests.crash.oracle import Attempt, Commitment, Oracle, Outcome, Put, Reject, Sub
 

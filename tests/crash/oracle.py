@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeAlias
 import pyarrow as pa
 
 from quiver.config import Config
-from quiver.format.stage import StageKey
+from quiver.format.segment.stage import StageKey
 from quiver.ids import BundleRef
 
 Outcome: TypeAlias = Literal["pending", "acked", "dropped"]

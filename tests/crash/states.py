@@ -1,6 +1,6 @@
 """The legal states at one point of the record: what a power cut there may leave.
 
-The rules are those of :mod:`quiver.disk.oplog`.  Names: every subset of the pending
+The rules are those of :mod:`tests.support.oplog`.  Names: every subset of the pending
 changes if they are few, otherwise prefixes (a journal's way), all but one, and one alone.
 Bytes: the same for the pending changes of each file, and every write torn at sector
 boundaries, what is missing being old bytes, zeros or garbage.  All files together would be
@@ -16,17 +16,8 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Final, Literal, TypeVar
 
-from quiver.disk.oplog import (
-    EntryOp,
-    Rename,
-    Write,
-    enter,
-    linked,
-    overlay,
-    parent,
-    settle,
-)
 from tests.crash.disk import Fold
+from tests.support.oplog import EntryOp, Rename, Write, enter, linked, overlay, parent, settle
 
 ALL_SUBSETS_UP_TO: Final = 4
 """Pending changes of which every subset is tried; of more, those with one exception."""

@@ -12,7 +12,7 @@ import pytest
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.engine import Store
+from quiver.store.store import Store
 from tests.crash.disk import CrashDisk, Killed
 from tests.crash.scheduler import Hang, Scheduler, simulated
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from quiver.disk.oplog import Create, Rename, Sync, SyncDir, Write
 from tests.crash.disk import Fold, LostSync
 from tests.crash.states import State, states
+from tests.support.oplog import Create, Rename, Sync, SyncDir, Write
 
 SECTOR = 4
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Final
 from zlib import crc32
 
-from quiver.disk.oplog import Sync
-from quiver.format.wal_header import HEADER_SIZE
+from quiver.format.wal.header import HEADER_SIZE
 from quiver.wal.files import ACTIVE
 from tests.crash.disk import Fold
 from tests.crash.oracle import Oracle
 from tests.crash.states import State, states
 from tests.crash.world import Epoch, take
+from tests.support.oplog import Sync
 
 FLIPS: Final = 0.2
 """Share of the synced groups before which a bit is flipped."""

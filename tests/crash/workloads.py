@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from quiver.clock import ManualClock
 from quiver.config import Config
-from quiver.disk.oplog import Rename, Write
 from quiver.ids import BundleRef
 from tests.crash.chance import decided
 from tests.crash.disk import Killed
@@ -31,6 +30,7 @@ from tests.crash.invariants import Violation
 from tests.crash.profiles import PROFILES, USUAL, Profile, config_of, number_of
 from tests.crash.states import State
 from tests.crash.world import Epoch, World, listening
+from tests.support.oplog import Rename, Write
 
 SLOTS: Final = ("Logs", "Spans", "Metrics", "Events")
 NAMES: Final = ("ada", "bob", "cyd")

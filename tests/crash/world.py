@@ -18,8 +18,6 @@ import pyarrow as pa
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.disk.oplog import Rename, Unlink, settle
-from quiver.engine import Store
 from quiver.errors import (
     Busy,
     Damage,
@@ -31,9 +29,10 @@ from quiver.errors import (
 from quiver.format.floor import FLOOR_PATH, decode_floor
 from quiver.format.state import Loss
 from quiver.ids import BundleRef
-from quiver.receipt import Receipt
+from quiver.ingest.receipt import Receipt
 from quiver.segment.info import SEGMENTS, parse_name
-from quiver.subscription import Subscription
+from quiver.store.store import Store
+from quiver.subscriber.subscription import Subscription
 from tests.crash import notes as o
 from tests.crash.desk import Desk
 from tests.crash.disk import CrashDisk, Fold, Image, Record
@@ -43,6 +42,7 @@ from tests.crash.notes import Note
 from tests.crash.oracle import EARLIEST, Oracle, Put, Slots
 from tests.crash.rights import may_go
 from tests.crash.states import State, states
+from tests.support.oplog import Rename, Unlink, settle
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,9 @@ from functools import cache
 from typing import Final
 
 from quiver.config import Config
-from quiver.disk.memory import MemoryDisk
-from quiver.engine import Store
 from quiver.errors import BundleGone, Damage, QuiverError, SegmentDamage, UnsupportedVersion
 from quiver.ids import BundleRef
+from quiver.store.store import Store
 from tests.faults.world import (
     EVERYTHING,
     SLOT,
@@ -30,6 +29,7 @@ from tests.faults.world import (
     number_of,
     open_store,
 )
+from tests.support.memory_disk import MemoryDisk
 
 SETTINGS: Final = config(reserve=0, segment={"target_size": "8KiB"})
 WITHOUT_LOG: Final = config(reserve=0, durability="segment_only")

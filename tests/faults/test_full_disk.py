@@ -18,13 +18,13 @@ import quiver
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.disk.reserve import RESERVE_FILE
-from quiver.engine import Store
 from quiver.errors import Backpressure, Reason, StorageFull
 from quiver.format.state import STATE_NAME
-from quiver.subscription import Subscription
+from quiver.store.store import Store
+from quiver.subscriber.subscription import Subscription
 from tests.faults.world import SLOT, Witness, batch, check, config, look, open_store
+from tests.support.memory_disk import MemoryDisk
 
 pytestmark = pytest.mark.fault
 

@@ -9,12 +9,12 @@ from itertools import combinations
 import pytest
 
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.errors import Damage, ProgressCorrupt, StateCorrupt, WalCorrupt
 from quiver.wal.reader import read_log
 from tests.faults.damage import SAMPLES, SETTINGS, Ending, Sample, closed, crashed, judge
 from tests.faults.damage import without_log as bare
 from tests.faults.world import SLOT, batch, config, look, meaningful, open_store
+from tests.support.memory_disk import MemoryDisk
 
 pytestmark = pytest.mark.fault
 

@@ -13,11 +13,11 @@ import pytest
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.disk.seam import RawDisk
-from quiver.engine import Store
+from quiver.store.store import Store
 from tests.faults.world import Witness, check, config, meaningful
 from tests.support.faulty import FOREVER, Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(1200)]
 

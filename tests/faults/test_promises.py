@@ -15,14 +15,14 @@ import pytest
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.disk.seam import RawDisk
-from quiver.engine import Store
 from quiver.errors import ConfigError, IoFault, QuiverError, StorageFull
 from quiver.ids import MAX_BUNDLES_PER_SEGMENT
+from quiver.store.store import Store
 from quiver.wal.reader import read_log
 from tests.faults.world import SLOT, batch, config, look, meaningful, number_of, open_store
 from tests.support.faulty import Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
 
 pytestmark = pytest.mark.fault
 
@@ -67,7 +67,7 @@ def test_b_c_the_cursor_fails_and_the_segment_is_there_once(
         failed.append(1)
         raise error
 
-    monkeypatch.setattr("quiver.sealing.write_cursor", fail)
+    monkeypatch.setattr("quiver.upkeep.sealing.write_cursor", fail)
     raw = MemoryDisk()
     store = opened(raw, config())
     a = store.subscribe("a")

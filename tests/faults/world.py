@@ -17,13 +17,13 @@ import pyarrow as pa
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.disk.seam import RawDisk
-from quiver.engine import Store
 from quiver.errors import QuiverError
 from quiver.ids import BundleRef
-from quiver.receipt import Receipt
-from quiver.subscription import Subscription
+from quiver.ingest.receipt import Receipt
+from quiver.store.store import Store
+from quiver.subscriber.subscription import Subscription
+from tests.support.memory_disk import MemoryDisk
 
 T = TypeVar("T")
 

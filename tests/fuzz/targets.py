@@ -14,23 +14,23 @@ from functools import cache
 from typing import Final
 
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.errors import QuiverError
-from quiver.format.commit import Commit, CommittedFile
 from quiver.format.crc import crc32, crc32c
-from quiver.format.cursor import decode_cursor, encode_cursor
 from quiver.format.floor import Floor, decode_floor, encode_floor
 from quiver.format.keys import KeyRecord, KeyRun, decode_run, encode_run
 from quiver.format.progress import Progress, SegmentProgress, decode_progress, encode_progress
-from quiver.format.stage import STAGES, stage_name
+from quiver.format.segment.stage import STAGES, stage_name
 from quiver.format.state import decode_state
-from quiver.format.wal_header import HEADER_SIZE, decode_header
+from quiver.format.wal.commit import Commit, CommittedFile
+from quiver.format.wal.cursor import decode_cursor, encode_cursor
+from quiver.format.wal.header import HEADER_SIZE, decode_header
 from quiver.ids import BundleRef
 from quiver.segment.reader import SegmentReader, load_info
-from quiver.segment.stage import check_committed, load_stage, publish_stage
+from quiver.segment.staged_file import check_committed, load_stage, publish_stage
 from quiver.wal.files import ACTIVE
 from quiver.wal.reader import read_log
 from tests.faults.damage import closed, crashed, staged
+from tests.support.memory_disk import MemoryDisk
 from tests.support.wal import as_v1
 
 KEYS: Final = [

@@ -13,10 +13,10 @@ from random import Random
 from typing import Any, Final
 
 import quiver
-from quiver.engine import Store
 from quiver.errors import Backpressure, StoreClosed
-from quiver.receipt import Receipt
-from quiver.subscription import Subscription
+from quiver.ingest.receipt import Receipt
+from quiver.store.store import Store
+from quiver.subscriber.subscription import Subscription
 from tests.faults.world import SLOT, batch, number_of
 
 THREADS: Final = 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from quiver.engine import Store
 from quiver.ids import BundleRef
+from quiver.store.store import Store
 from tests.faults.world import Found, look
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.errors import QuiverError
 from quiver.format.keys import KEYS, decode_named_run
 from quiver.format.state import STATE_NAME, decode_state
@@ -22,6 +21,7 @@ from quiver.wal.contents import LogEntry
 from quiver.wal.files import ACTIVE
 from quiver.wal.reader import read_log
 from tests.product.facts import Mark, Put
+from tests.support.memory_disk import MemoryDisk
 
 Image = Mapping[str, bytes]
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from quiver.errors import WaitTimeout
-from quiver.memory import MemoryBudget
-from quiver.receipt import Receipt
+from quiver.ingest.memory_budget import MemoryBudget
+from quiver.ingest.receipt import Receipt
 from tests.crash.disk import Killed
 from tests.product import judge
 from tests.product.copies import needles

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from quiver.engine import Store
 from quiver.errors import Damage, NotFound
 from quiver.format.state import Loss
 from quiver.ids import BundleRef
+from quiver.store.store import Store
 from quiver.subscriber.handle import ClaimedBundle
 from tests.product.copies import log_of
 from tests.product.facts import Facts, Put, Transaction, Violation

@@ -13,11 +13,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from quiver.clock import ManualClock
-from quiver.committing import Committed
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.disk.oplog import Op, Sync, SyncDir
-from quiver.engine import Store
 from quiver.errors import (
     Busy,
     Damage,
@@ -29,18 +26,21 @@ from quiver.errors import (
     StorageFault,
     UnsupportedVersion,
 )
-from quiver.fsck.mend import mend
 from quiver.ids import BundleRef
-from quiver.memory import MemoryBudget
-from quiver.receipt import Receipt
+from quiver.ingest.memory_budget import MemoryBudget
+from quiver.ingest.receipt import Receipt
+from quiver.offline.mend import mend
 from quiver.segment.info import segment_path
-from quiver.subscription import Subscription
+from quiver.store.store import Store
+from quiver.subscriber.subscription import Subscription
+from quiver.transaction.commit import Committed
 from tests.crash.chance import decided
 from tests.crash.disk import CrashDisk, Fold, Killed, Record
 from tests.crash.scheduler import Scheduler, Task, simulated
 from tests.crash.states import State, states
 from tests.product import copies, judge
 from tests.product.facts import Facts, Mark, Put, Sub, Transaction, Violation
+from tests.support.oplog import Op, Sync, SyncDir
 
 SECTOR: Final = 128
 PATIENCE: Final = 6

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 from quiver import BundleRef, ClaimedBundle, Committed, Outcome, Receipt
 from quiver.errors import BundleGone, KeyConflict, NotFound, StorageFull, UnknownBundle
-from quiver.format.stage import StageKey
+from quiver.format.segment.stage import StageKey
 from quiver.segment.segments import Closed, Open
 from tests.support.faulty import Fault
 from tests.support.stores import World, batch, number_of

@@ -12,9 +12,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 import quiver
-from quiver.engine import Store
 from quiver.errors import Backpressure, BundleGone, QuiverError, StoreClosed
-from quiver.subscription import Subscription
+from quiver.store.store import Store
+from quiver.subscriber.subscription import Subscription
 from tests.soak.samples import Sample, take
 
 PRODUCERS: Final = 3

@@ -13,12 +13,12 @@ from typing import Any, Final
 import pyarrow as pa
 
 import quiver
-from quiver.engine import Store
 from quiver.errors import Backpressure, StoreClosed
 from quiver.ids import BundleRef
-from quiver.receipt import Receipt
+from quiver.ingest.receipt import Receipt
+from quiver.store.store import Store
 from quiver.subscriber.state import Outcome
-from quiver.subscription import Subscription
+from quiver.subscriber.subscription import Subscription
 
 JOIN_SECONDS: Final = 40.0
 PUT_SECONDS: Final = 20.0

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import quiver
-from quiver.background import Background
-from quiver.engine import Store
 from quiver.errors import StoreClosed, UnknownSubscriber, WaitTimeout
+from quiver.store.store import Store
+from quiver.upkeep.background import Background
 from tests.stress.crew import (
     SLOT,
     Crew,

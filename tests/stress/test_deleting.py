@@ -10,9 +10,9 @@ from typing import Final
 import pytest
 
 import quiver
-from quiver.engine import Store
 from quiver.errors import NotFound
-from quiver.receipt import Receipt
+from quiver.ingest.receipt import Receipt
+from quiver.store.store import Store
 from quiver.subscriber.handle import ClaimedBundle
 from quiver.subscriber.state import Outcome
 from tests.stress.crew import (

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import quiver
-from quiver.engine import Store
 from quiver.errors import NotFound, UnknownSubscriber
 from quiver.ids import BundleRef
+from quiver.store.store import Store
 from tests.stress.crew import (
     SLOT,
     Crew,

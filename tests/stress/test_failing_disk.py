@@ -13,7 +13,6 @@ import pytest
 from quiver.config import Config
 from quiver.disk.disk import Disk
 from quiver.disk.posix import PosixDisk
-from quiver.engine import Store
 from quiver.errors import (
     Backpressure,
     IoFault,
@@ -21,9 +20,10 @@ from quiver.errors import (
     StorageFull,
     StoreClosed,
 )
-from quiver.receipt import Receipt
-from quiver.status import State
-from quiver.subscription import Subscription
+from quiver.ingest.receipt import Receipt
+from quiver.store.status import State
+from quiver.store.store import Store
+from quiver.subscriber.subscription import Subscription
 from tests.stress.crew import SLOT, Crew, Tally, batch_of, left_in, number_of, tiny, wait_until
 from tests.support.faulty import FOREVER, Fault, FaultyDisk
 

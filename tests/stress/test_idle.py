@@ -11,12 +11,12 @@ from typing import Final
 import pytest
 
 import quiver
-from quiver.background import Background
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
-from quiver.engine import Store
+from quiver.store.store import Store
+from quiver.upkeep.background import Background
 from tests.stress.crew import SLOT, batch_of
+from tests.support.memory_disk import MemoryDisk
 
 pytestmark = pytest.mark.stress
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from quiver import BundleRef, Config, ManualClock, Store
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
+from tests.support.memory_disk import MemoryDisk
 from tests.support.rust import Image, number_of, numbered
 
 SETTINGS: Final[dict[str, Any]] = {

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from quiver import Config, ManualClock, Store
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
-from quiver.fsck.dump import Dump, dump
+from quiver.offline.dump import Dump, dump
+from tests.support.memory_disk import MemoryDisk
 
 FIXTURES: Final = Path(__file__).parents[1] / "fixtures" / "rust"
 NAMES: Final = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
-from quiver.format.fingerprint import schema_fingerprint
-from quiver.format.ipc import encode_batch
+from quiver.format.arrow.fingerprint import schema_fingerprint
+from quiver.format.arrow.ipc import encode_batch
 from quiver.format.record import NO_ATTRIBUTES, BundleMeta, EncodedSlot
-from quiver.segment.accumulator import OpenSegment
+from quiver.segment.open_segment import OpenSegment
 from quiver.segment.reader import SegmentReader
+from tests.support.memory_disk import MemoryDisk
 
 
 def memory_disk(image: Mapping[str, bytes] | None = None) -> Disk:

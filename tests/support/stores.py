@@ -19,8 +19,8 @@ from quiver import (
     Store,
 )
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from tests.support.faulty import FaultyDisk
+from tests.support.memory_disk import MemoryDisk
 
 SECONDS: Final = 30.0
 """Longest time a test waits for another thread; never reached when all is well."""

@@ -10,23 +10,17 @@ from typing import Any
 
 from quiver.config import WalConfig
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.disk.seam import RawDisk
 from quiver.errors import QuiverError
-from quiver.format.wal_entry import (
-    COMMIT,
-    PREFIX_SIZE,
-    V1_PREFIX_SIZE,
-    PreparedBody,
-    seal_bundle,
-)
-from quiver.format.wal_header import decode_header, layout_hash
-from quiver.format.wal_scan import Found, read_one
+from quiver.format.wal.entry import COMMIT, PREFIX_SIZE, V1_PREFIX_SIZE, PreparedBody, seal_bundle
+from quiver.format.wal.header import decode_header, layout_hash
+from quiver.format.wal.scan import Found, read_one
 from quiver.ids import BundleRef
 from quiver.wal.contents import LogContents, LogStart
 from quiver.wal.reader import read_log
 from quiver.wal.repair import repair_tail
 from quiver.wal.writer import WalWriter
+from tests.support.memory_disk import MemoryDisk
 
 LAYOUT = layout_hash(None)
 TS = 1_700_000_000_000_000_000

@@ -11,14 +11,14 @@ import pytest
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
-from quiver.disk.oplog import Rename
-from quiver.engine import Store
 from quiver.format.progress import decode_progress
 from quiver.format.state import decode_state
+from quiver.store.store import Store
 from tests.crash.disk import CrashDisk, Fold, Killed, Record
 from tests.crash.foreign import foreign_state
 from tests.crash.states import states
+from tests.support.memory_disk import MemoryDisk
+from tests.support.oplog import Rename
 
 CONFIG = Config.load(env={}, reserve=0)
 

@@ -12,16 +12,16 @@ import pytest
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
-from quiver.engine import Store
 from quiver.errors import StateCorrupt
 from quiver.format.crc import crc32
 from quiver.format.keys import KeyRecord
 from quiver.format.state import decode_state
 from quiver.ids import BundleRef
 from quiver.segment import SegmentReader, segment_path, write_segment
+from quiver.store.store import Store
 from tests.support.checkpoint import first_version
 from tests.support.faulty import Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
 from tests.support.segments import memory_disk, open_segment
 
 BATCH = pa.record_batch({"n": [1]})

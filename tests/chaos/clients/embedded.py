@@ -16,9 +16,9 @@ from random import Random
 from typing import Any
 
 import quiver
-from quiver.engine import Store
 from quiver.errors import Backpressure, Damage, QuiverError, StoreLocked
-from quiver.subscription import Subscription
+from quiver.store.store import Store
+from quiver.subscriber.subscription import Subscription
 from tests.chaos.clients.job import REJECTS, Flags, Item, Job, Maker, delivered
 from tests.chaos.content import content_hash, identity_of
 from tests.chaos.history import Book

@@ -7,22 +7,25 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from quiver import committing, merging, recovery, restaging
-from quiver.committing import Committing
 from quiver.disk.disk import Disk
-from quiver.format.commit import Commit, CommittedFile
 from quiver.format.crc import crc32
 from quiver.format.floor import Floor
-from quiver.format.segment import Summary
-from quiver.format.stage import STAGES
-from quiver.publishing import Publishing
-from quiver.segment import stage as stage_files
+from quiver.format.segment.file import Summary
+from quiver.format.segment.stage import STAGES
+from quiver.format.wal.commit import Commit, CommittedFile
+from quiver.record.app_versions import Transactions
+from quiver.recovery import recover as recovery
+from quiver.recovery import stages as restaging
+from quiver.segment import staged_file as stage_files
 from quiver.segment.info import SegmentInfo, segment_path
 from quiver.segment.reader import SegmentReader
 from quiver.segment.segments import Segments
 from quiver.segment.writer import Pieces, add_tail
-from quiver.staging import Staging
-from quiver.transactions import Transactions
+from quiver.transaction import commit as committing
+from quiver.transaction import merging
+from quiver.transaction.commit import Committing
+from quiver.transaction.stage import Staging
+from quiver.upkeep.publishing import Publishing
 from tests.crash.mutants.tools import instead, mutant, skip_dir_sync, skip_file_sync
 
 ALL = ("transactions", "tx_laps", "tx_full")
@@ -97,7 +100,7 @@ def answered_before_logged() -> AbstractContextManager[Any]:
     stack = ExitStack()
     stack.enter_context(instead(Committing, "_log", log))
     stack.enter_context(instead(Committing, "_settle", lambda self: None))
-    quiet = patch("quiver.upkeep.Upkeep.seal_quietly", lambda self: None)
+    quiet = patch("quiver.upkeep.upkeep.Upkeep.seal_quietly", lambda self: None)
     stack.enter_context(quiet)
     return stack
 

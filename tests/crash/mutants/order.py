@@ -7,20 +7,21 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from quiver import ingest, ledger
 from quiver.disk.disk import Disk
 from quiver.format.keys import KeyRun
-from quiver.keyruns import KeyRuns
-from quiver.ledger import Ledger
-from quiver.records import Records
-from quiver.sealing import Sealing
-from quiver.segment.accumulator import OpenSegment
+from quiver.ingest import ingest
+from quiver.record import ledger
+from quiver.record.key_runs import KeyRuns
+from quiver.record.ledger import Ledger
+from quiver.segment.open_segment import OpenSegment
 from quiver.segment.segments import Segments
 from quiver.subscriber import progress, subscriber
 from quiver.subscriber.registry import Registry
-from quiver.sweeping import Sweeping
-from quiver.wal.active import LogFiles
+from quiver.upkeep.checkpoint_files import Records
+from quiver.upkeep.sealing import Sealing
+from quiver.upkeep.sweeping import Sweeping
 from quiver.wal.files import ACTIVE, DIRECTORY, rotated_path
+from quiver.wal.log_files import LogFiles
 from tests.crash.mutants.tools import instead, mutant
 
 

@@ -8,14 +8,17 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from quiver import adoption, engine, fates, recovery, survey
 from quiver.disk.disk import Disk
 from quiver.format.progress import Progress
-from quiver.replay import Replay
+from quiver.record.key_window import KeyWindow
+from quiver.recovery import fates, survey
+from quiver.recovery import recover as recovery
+from quiver.recovery.replay import Replay
+from quiver.recovery.rust import adoption
 from quiver.segment.writer import write_segment
+from quiver.store import store as engine
 from quiver.subscriber import progress
 from quiver.wal import repair
-from quiver.window import KeyWindow
 from tests.crash.mutants.tools import instead, mutant
 
 

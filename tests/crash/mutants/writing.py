@@ -7,19 +7,20 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from quiver import ingest
 from quiver.disk.disk import Disk, File
-from quiver.format import wal_scan
 from quiver.format.keys import KEYS
 from quiver.format.progress import encode_progress
-from quiver.format.wal_entry import seal_bundle
+from quiver.format.wal import scan as wal_scan
+from quiver.format.wal.entry import seal_bundle
+from quiver.ingest import ingest
+from quiver.record.key_window import KeyWindow
 from quiver.segment.info import SEGMENTS
 from quiver.segment.segments import Segments
 from quiver.subscriber import progress, subscriber
-from quiver.wal import active, reader
-from quiver.wal.active import LogFiles
+from quiver.wal import log_files as active
+from quiver.wal import reader
 from quiver.wal.files import ACTIVE, DIRECTORY
-from quiver.window import KeyWindow
+from quiver.wal.log_files import LogFiles
 from tests.crash.mutants.tools import instead, mutant, skip_dir_sync, skip_file_sync
 
 

@@ -7,21 +7,22 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 
-from quiver import fates, healing, survey
 from quiver.clock import StoreTimes
 from quiver.errors import SegmentBadMagic
-from quiver.format import segment as segment_format
 from quiver.format.keys import KeyRecord, KeyRun
+from quiver.format.segment import file as segment_format
 from quiver.format.state import Loss
-from quiver.fsck import mend
 from quiver.ids import BundleRef
-from quiver.keyruns import KeyRuns
-from quiver.ledger import Ledger
-from quiver.losses import damage_losses
+from quiver.offline import mend
+from quiver.record.key_runs import KeyRuns
+from quiver.record.ledger import Ledger
+from quiver.recovery import fates, survey
+from quiver.recovery.losses import damage_losses
 from quiver.segment import segments
-from quiver.segment.accumulator import OpenSegment
+from quiver.segment.open_segment import OpenSegment
 from quiver.segment.segments import Segments
 from quiver.segment.verified import VerifiedChunks
+from quiver.upkeep import healing
 from quiver.wal.contents import LogEntry
 from quiver.wal.writer import WalWriter
 from tests.crash.mutants.tools import instead

@@ -32,7 +32,7 @@ class _Nothing:
 
 @mutant(
     "defect 3",
-    "tests/unit/engine/test_fork.py::test_the_child_writes_nothing_and_the_parent_goes_on",
+    "tests/unit/store/test_fork.py::test_the_child_writes_nothing_and_the_parent_goes_on",
 )
 def child_uses_the_store() -> AbstractContextManager[Any]:
     """A forked child may use the store of its parent."""

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 from unittest.mock import patch
 
-from quiver import recovery
-from quiver.engine import Store
 from quiver.errors import WaitTimeout
-from quiver.ingest import Ingest
-from quiver.receipt import Receipt
-from quiver.sealing import Sealing
-from quiver.wal.group import Commits
+from quiver.ingest.ingest import Ingest
+from quiver.ingest.receipt import Receipt
+from quiver.recovery import recover as recovery
+from quiver.store.store import Store
+from quiver.upkeep.sealing import Sealing
+from quiver.wal.group_commit import Commits
 from quiver.wal.writer import WalWriter
 from tests.crash.mutants.tools import instead
 from tests.product.mutants.tools import mutant

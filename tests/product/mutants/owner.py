@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
-from quiver.format.commit import Commit
-from quiver.healing import Healing
+from quiver.format.wal.commit import Commit
 from quiver.ids import BundleRef
-from quiver.segment.accumulator import OpenSegment
 from quiver.segment.closing import Trigger
 from quiver.segment.info import segment_path
+from quiver.segment.open_segment import OpenSegment
 from quiver.segment.segments import Segments, _InMemory
 from quiver.subscriber.registry import Registry
+from quiver.upkeep.healing import Healing
 from tests.crash.mutants.tools import instead, skip_file_sync
 from tests.product.mutants.tools import mutant
 

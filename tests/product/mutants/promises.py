@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from quiver import restaging
-from quiver.committing import Committing
 from quiver.format.keys import KeyRecord, KeyRun
 from quiver.format.state import AppRecord
-from quiver.fsck import mend
-from quiver.healing import Healing
-from quiver.keyruns import KeyRuns
-from quiver.records import Records
+from quiver.offline import mend
+from quiver.record.key_runs import KeyRuns
+from quiver.recovery import stages as restaging
 from quiver.segment import salvage
-from quiver.staging import Staging
-from quiver.sweeping import Sweeping
+from quiver.transaction.commit import Committing
+from quiver.transaction.stage import Staging
+from quiver.upkeep.checkpoint_files import Records
+from quiver.upkeep.healing import Healing
+from quiver.upkeep.sweeping import Sweeping
 from quiver.wal.contents import LogEntry
 from tests.crash.mutants.tools import instead
 from tests.product.mutants.tools import mutant

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from quiver.disk.disk import IOV_MAX, MAX_INTERRUPTS, Disk
-from quiver.disk.memory import MemoryDisk
-from quiver.disk.oplog import Op, Rename, Sync, SyncDir
 from quiver.disk.posix import PosixDisk
 from quiver.errors import IoFault, Poisoned, StorageFull
 from tests.support.faulty import FOREVER, Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
+from tests.support.oplog import Op, Rename, Sync, SyncDir
 
 
 def _faulty(*faults: Fault) -> tuple[Disk, FaultyDisk, MemoryDisk]:

@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from quiver.disk.memory import MemoryDisk
 from tests.support.faulty import FOREVER, Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
 
 
 def test_exactly_the_nth_call_fails() -> None:

@@ -15,9 +15,9 @@ import pytest
 from quiver.clock import ManualClock
 from quiver.disk.disk import Disk
 from quiver.disk.lock import LOCK_FILE, StoreLock, read_owner
-from quiver.disk.memory import MemoryDisk
 from quiver.disk.posix import PosixDisk
 from quiver.errors import StoreLocked
+from tests.support.memory_disk import MemoryDisk
 
 _NINE_FOURTEEN = 1_770_110_040_000_000_000  # 2026-02-03 09:14:00 UTC
 

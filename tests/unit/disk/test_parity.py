@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quiver.disk.memory import MemoryDisk
-from quiver.disk.oplog import DIRECTORY, Sync, SyncDir, settle
 from quiver.disk.posix import PosixDisk
 from quiver.disk.seam import RawDisk, RawFile
+from tests.support.memory_disk import MemoryDisk
+from tests.support.oplog import DIRECTORY, Sync, SyncDir, settle
 
 Step: TypeAlias = tuple[object, ...]
 

@@ -8,9 +8,9 @@ import pytest
 
 from quiver.disk import quarantine
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.errors import StorageFull
 from tests.support.faulty import Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
 
 
 def disk_with(data: bytes = b"damaged", **files: bytes) -> tuple[Disk, FaultyDisk, MemoryDisk]:

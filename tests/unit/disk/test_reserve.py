@@ -7,10 +7,10 @@ import errno
 import pytest
 
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.disk.reserve import RESERVE_FILE, Reserve
 from quiver.errors import StorageFull
 from tests.support.faulty import Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
 
 
 def test_letting_go_makes_room_on_a_full_disk() -> None:

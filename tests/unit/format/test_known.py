@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from quiver.errors import InvalidBundle
-from quiver.format import message as msg
-from quiver.format.flatbuf import FlatbufferError
-from quiver.format.ipc import MAX_KNOWN, EncodedBatch, encode_batch, parse_stream
-from quiver.format.schema import SchemaMessage
+from quiver.format.arrow import message as msg
+from quiver.format.arrow.flatbuf import FlatbufferError
+from quiver.format.arrow.ipc import MAX_KNOWN, EncodedBatch, encode_batch, parse_stream
+from quiver.format.arrow.schema import SchemaMessage
 from tests.support.batches import zoo
 
 BATCH = pa.record_batch({"n": pa.array([1, 2, 3], pa.int64()), "t": pa.array(["a", None, "c"])})

@@ -11,20 +11,15 @@ from struct import Struct, calcsize
 import pyarrow as pa
 import pytest
 
-from quiver.format import (
-    cursor,
-    floor,
-    guard,
-    keys,
-    progress,
-    segment,
-    state,
-    wal_entry,
-    wal_header,
-)
-from quiver.format.blocks import BLOCK_SIZE
-from quiver.format.manifest import MANIFEST
-from quiver.format.stage import StageLabel
+from quiver.format import floor, keys, progress, state
+from quiver.format.segment import file as segment
+from quiver.format.segment import guard
+from quiver.format.segment.blocks import BLOCK_SIZE
+from quiver.format.segment.manifest import MANIFEST
+from quiver.format.segment.stage import StageLabel
+from quiver.format.wal import cursor
+from quiver.format.wal import entry as wal_entry
+from quiver.format.wal import header as wal_header
 
 TEXT = (Path(__file__).parents[3] / "docs" / "formats.md").read_text()
 FIELD = re.compile(r"(\d*)([sxBHIQq])")

@@ -9,20 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
-from quiver.format import message as msg
-from quiver.format.blocks import BLOCK_SIZE, Chunk, Piece, block_count, block_sums, find_mismatch
-from quiver.format.commit import Commit
-from quiver.format.guard import STRIPE, add_parity, damaged_blocks, encode_sums, mend
-from quiver.format.ipc_file import HEAD
+from quiver.format.arrow import message as msg
+from quiver.format.arrow.ipc_file import HEAD
 from quiver.format.record import BundleMeta
-from quiver.format.stage import STAGES, StageLabel
+from quiver.format.segment.blocks import (
+    BLOCK_SIZE,
+    Chunk,
+    Piece,
+    block_count,
+    block_sums,
+    find_mismatch,
+)
+from quiver.format.segment.guard import STRIPE, add_parity, damaged_blocks, encode_sums, mend
+from quiver.format.segment.stage import STAGES, StageLabel
+from quiver.format.wal.commit import Commit
 from quiver.segment import SegmentReader, segment_path, write_segment
-from quiver.segment.accumulator import OpenSegment
 from quiver.segment.info import SEGMENTS
-from quiver.segment.stage import publish_stage, write_stage
+from quiver.segment.open_segment import OpenSegment
+from quiver.segment.staged_file import publish_stage, write_stage
 from quiver.segment.verified import head_pieces
 from tests.support.batches import dictionary
+from tests.support.memory_disk import MemoryDisk
 from tests.support.segments import memory_disk, open_segment, slots_of
 
 

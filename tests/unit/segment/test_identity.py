@@ -7,8 +7,8 @@ import pytest
 
 from quiver.disk.disk import Disk
 from quiver.errors import SegmentDamage
+from quiver.recovery.survey import SegmentFiles
 from quiver.segment import SegmentReader, load_info, segment_path, write_segment
-from quiver.survey import SegmentFiles
 from tests.support.segments import memory_disk, open_segment
 
 

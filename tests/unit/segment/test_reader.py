@@ -29,10 +29,10 @@ from quiver.errors import (
     UnknownBundle,
     UnsupportedVersion,
 )
-from quiver.format.ipc import parse_stream
-from quiver.format.manifest import SlotRef, encode_manifest
+from quiver.format.arrow.ipc import parse_stream
 from quiver.format.record import BundleMeta, EncodedSlot
-from quiver.format.segment import Footer, StreamEntry, Summary, encode_directory
+from quiver.format.segment.file import Footer, StreamEntry, Summary, encode_directory
+from quiver.format.segment.manifest import SlotRef, encode_manifest
 from quiver.segment import OpenSegment, SegmentReader, load_info, segment_path, write_segment
 from quiver.segment.reader import MAX_PROJECTIONS, ReadMode
 from tests.support.batches import dictionary, same, zoo

@@ -8,17 +8,17 @@ import pyarrow as pa
 import pytest
 
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.errors import IoFault
-from quiver.format.commit import Commit
-from quiver.format.guard import MAGIC, SEAL_SIZE, decode_seal
 from quiver.format.record import LOST_ATTRIBUTE, ProducerStamp
-from quiver.format.stage import STAGES, StageLabel
+from quiver.format.segment.guard import MAGIC, SEAL_SIZE, decode_seal
+from quiver.format.segment.stage import STAGES, StageLabel
+from quiver.format.wal.commit import Commit
 from quiver.segment import SegmentReader, load_info, segment_path, write_segment
-from quiver.segment.accumulator import OpenSegment
 from quiver.segment.info import SEGMENTS
+from quiver.segment.open_segment import OpenSegment
 from quiver.segment.salvage import Salvaged, salvage
-from quiver.segment.stage import publish_stage, write_stage
+from quiver.segment.staged_file import publish_stage, write_stage
+from tests.support.memory_disk import MemoryDisk
 from tests.support.segments import memory_disk, meta_of, open_segment, slots_of
 
 PATH = segment_path(7)

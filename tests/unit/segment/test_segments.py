@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.disk.posix import PosixDisk
 from quiver.errors import (
     BundleGone,
@@ -26,24 +25,25 @@ from quiver.errors import (
     UnknownBundle,
     UnsupportedVersion,
 )
-from quiver.format.commit import Commit, CommittedFile
 from quiver.format.crc import crc32
 from quiver.format.floor import Floor
 from quiver.format.record import LOST_ATTRIBUTE, BundleMeta
+from quiver.format.wal.commit import Commit, CommittedFile
 from quiver.ids import BundleRef
+from quiver.recovery.survey import SegmentFiles
 from quiver.segment import SegmentReader, Segments, segment_path, write_segment
-from quiver.segment.accumulator import OpenSegment
 from quiver.segment.closing import Trigger
 from quiver.segment.info import SegmentInfo, parse_name
+from quiver.segment.open_segment import OpenSegment
 from quiver.segment.reader import ReadMode
 from quiver.segment.segments import (
     Gone,
     IllegalTransition,
     floor_of,
 )
-from quiver.survey import SegmentFiles
 from tests.support.batches import same
 from tests.support.faulty import Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
 from tests.support.segments import memory_disk, meta_of, open_segment, slots_of
 
 NUMBERS = pa.record_batch({"n": list(range(100))})

@@ -16,7 +16,7 @@ import pytest
 from quiver.disk.disk import Disk, File
 from quiver.disk.posix import PosixDisk
 from quiver.errors import BundleGone, SegmentChecksum, SegmentDamage
-from quiver.format.ipc import parse_stream
+from quiver.format.arrow.ipc import parse_stream
 from quiver.format.record import BundleMeta, EncodedSlot
 from quiver.segment import OpenSegment, SegmentReader, Segments, segment_path, write_segment
 from quiver.segment import segments as segments_module

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.errors import Poisoned, QuiverError, StorageFull
-from quiver.format.guard import SEAL_SIZE, STRIPE, decode_seal
+from quiver.format.segment.guard import SEAL_SIZE, STRIPE, decode_seal
 from quiver.segment import SegmentReader, load_info, segment_path, write_segment
 from tests.support.batches import batches, dictionary, same, zoo
 from tests.support.faulty import Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
 from tests.support.segments import memory_disk, open_segment
 
 PATH = segment_path(7)

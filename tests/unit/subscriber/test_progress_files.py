@@ -7,7 +7,6 @@ import errno
 import pytest
 
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.errors import IoFault, ProgressCorrupt, UnsupportedVersion
 from quiver.format.crc import crc32c
 from quiver.format.progress import Progress, SegmentProgress, encode_progress
@@ -21,6 +20,7 @@ from quiver.subscriber.progress import (
     set_aside,
 )
 from tests.support.faulty import Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
 
 GOOD = Progress(4, {4: SegmentProgress(3, 0b011)})
 TOTALS = {3: 2, 4: 3, 5: 1}

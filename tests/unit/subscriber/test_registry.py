@@ -10,7 +10,6 @@ import pytest
 
 from quiver.config import CorruptProgress
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.errors import (
     InvalidInput,
     InvalidName,
@@ -26,6 +25,7 @@ from quiver.subscriber.progress import scan_progress
 from quiver.subscriber.registry import Registry
 from quiver.subscriber.subscriber import Subscriber
 from tests.support.faulty import Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
 
 
 class Numbers:

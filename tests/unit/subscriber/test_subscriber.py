@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.disk.seam import Bytes
 from quiver.errors import BundleGone, Busy, InvalidInput, UnknownBundle, UnknownSubscriber
 from quiver.format.progress import Progress, SegmentProgress, decode_progress
@@ -19,6 +18,7 @@ from quiver.ids import BundleRef
 from quiver.subscriber.handle import ClaimedBundle
 from quiver.subscriber.state import Order, Outcome, SubscriberState
 from quiver.subscriber.subscriber import Status, Subscriber
+from tests.support.memory_disk import MemoryDisk
 
 LONG = 30.0
 

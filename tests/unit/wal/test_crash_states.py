@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from quiver.disk.memory import MemoryDisk
-from quiver.disk.oplog import DataOp, Durability, Write, settle
 from tests.support.faulty import Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
+from tests.support.oplog import DataOp, Durability, Write, settle
 from tests.support.wal import Log, payloads, read, reopened, small
 
 SECTOR = 64

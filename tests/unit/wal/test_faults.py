@@ -7,11 +7,11 @@ import errno
 import pytest
 
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.errors import IoFault, Poisoned, QuiverError, StorageFull
+from quiver.wal.capacity import Group
 from quiver.wal.contents import LogStart
-from quiver.wal.staging import Group
 from tests.support.faulty import FOREVER, Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
 from tests.support.wal import Log, payloads, read, reopened, small
 
 KINDS = {

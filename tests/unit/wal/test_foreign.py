@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.errors import QuiverError, UnsupportedVersion, WalCorrupt
-from quiver.format.wal_header import FOREIGN_LAYOUT
+from quiver.format.wal.header import FOREIGN_LAYOUT
 from quiver.wal.contents import LogContents
 from quiver.wal.files import ACTIVE, read_cursor, write_cursor
+from tests.support.memory_disk import MemoryDisk
 from tests.support.wal import Log, payloads, read, reopened
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "rust"

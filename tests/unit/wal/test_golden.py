@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quiver.format.commit import Commit, CommittedFile
+from quiver.format.wal.commit import Commit, CommittedFile
 from quiver.ids import BundleRef
 from quiver.wal.files import ACTIVE
 from tests.support.wal import LAYOUT, TS, payloads, read

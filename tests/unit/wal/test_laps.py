@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from quiver.disk.memory import MemoryDisk
-from quiver.disk.oplog import Write
-from quiver.format.wal_scan import TERMINATOR
+from quiver.format.wal.scan import TERMINATOR
 from quiver.wal.files import ACTIVE
+from tests.support.memory_disk import MemoryDisk
+from tests.support.oplog import Write
 from tests.support.wal import Log, as_v1, image, payloads, read, reopened, small
 
 SECTOR = 64

@@ -9,15 +9,15 @@ import zlib
 import pytest
 
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.errors import LayoutMismatch, UnsupportedVersion, WalCorrupt
-from quiver.format.wal_entry import MARKER, seal_bundle
-from quiver.format.wal_header import layout_hash
+from quiver.format.wal.entry import MARKER, seal_bundle
+from quiver.format.wal.header import layout_hash
 from quiver.ids import BundleRef
 from quiver.wal import scan
 from quiver.wal.contents import LogEntry
 from quiver.wal.files import ACTIVE
 from quiver.wal.reader import read_log
+from tests.support.memory_disk import MemoryDisk
 from tests.support.wal import LAYOUT, TS, Log, as_v1, body, image, payloads, read, small
 
 

@@ -7,14 +7,14 @@ import errno
 import pytest
 
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
-from quiver.disk.oplog import Durability, Sync, Truncate, Write
 from quiver.errors import IoFault
-from quiver.format.wal_scan import TERMINATOR
+from quiver.format.wal.scan import TERMINATOR
 from quiver.wal.files import ACTIVE
 from quiver.wal.reader import read_log
 from quiver.wal.repair import repair_tail
 from tests.support.faulty import Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
+from tests.support.oplog import Durability, Sync, Truncate, Write
 from tests.support.wal import LAYOUT, Log, image, payloads, read, small
 
 

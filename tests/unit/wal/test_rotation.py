@@ -7,11 +7,11 @@ import itertools
 
 import pytest
 
-from quiver.disk.memory import MemoryDisk
-from quiver.disk.oplog import Durability
 from quiver.errors import IoFault, Poisoned, QuiverError, WalCorrupt
 from quiver.wal.files import ACTIVE, NEW, SPARE
 from tests.support.faulty import Fault, FaultyDisk
+from tests.support.memory_disk import MemoryDisk
+from tests.support.oplog import Durability
 from tests.support.wal import Log, image, payloads, read, reopened, small
 
 

@@ -7,9 +7,9 @@ import zlib
 
 import pytest
 
-from quiver.disk.memory import MemoryDisk
 from quiver.errors import WalCorrupt
 from quiver.wal.files import ACTIVE
+from tests.support.memory_disk import MemoryDisk
 from tests.support.wal import Log, as_v1, image, payloads, read, reopened, small
 
 MARKER = b"\xb5QV1"

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from quiver.disk.memory import MemoryDisk
-from quiver.disk.oplog import Rename, Sync, SyncDir, Write
 from quiver.errors import Backpressure, StoreClosed
-from quiver.format.wal_entry import SLOT_NAME, encode_slot_name
+from quiver.format.wal.entry import SLOT_NAME, encode_slot_name
 from quiver.wal.files import ACTIVE
+from tests.support.memory_disk import MemoryDisk
+from tests.support.oplog import Rename, Sync, SyncDir, Write
 from tests.support.wal import Log, body, image, payloads, read, reopened, small
 
 

@@ -21,9 +21,9 @@ from quiver import BundleMeta, BundleRef
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
-from quiver.engine import Store
 from quiver.errors import NotFound
+from quiver.store.store import Store
+from tests.support.memory_disk import MemoryDisk
 
 ALL = View()
 WORDS = pa.record_batch({"w": pa.array(["a", "b"]).dictionary_encode()})

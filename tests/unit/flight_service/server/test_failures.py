@@ -15,9 +15,9 @@ from flight_service.server.failures import (
 )
 from quiver import BundleRef
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
 from quiver.errors import UnsupportedVersion
 from quiver.format.checked_json import encode_title
+from tests.support.memory_disk import MemoryDisk
 
 PATH = "failures.log"
 A, B = BundleRef(3, 17), BundleRef(4, 0)

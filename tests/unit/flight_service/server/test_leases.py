@@ -19,8 +19,8 @@ from quiver import BundleRef
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
-from quiver.engine import Store
+from quiver.store.store import Store
+from tests.support.memory_disk import MemoryDisk
 
 DEFAULT = Policy.default(DeliverySection())
 

@@ -12,9 +12,9 @@ from flight_service.server.stages import OpenStage, Stages
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
-from quiver.disk.memory import MemoryDisk
-from quiver.engine import Store
 from quiver.errors import StageNotFound
+from quiver.store.store import Store
+from tests.support.memory_disk import MemoryDisk
 
 BATCH = {"Logs": pa.record_batch({"x": [1]})}
 
