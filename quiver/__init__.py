@@ -13,28 +13,23 @@
             bundle.ack()
 
 The tree is the way of the data: ``bundle`` → ``wal`` (made durable) → ``segment`` (made
-readable) → ``subscriber`` (made delivered).  Imports point downwards in this table:
+readable) → ``subscriber`` (made delivered).  Imports point downwards in this table, and each
+package's own page says what its files do:
 
-=======================================  =================================================
-``cli``                                  the offline commands of ``quiver``
-``opening`` ``engine``                   ``open()``, and the store people use
-``subscription``                         a subscriber's view of it
-``assembly`` ``puts`` ``status``         introduces the parts; takes puts in; tells how it is
-``committing`` ``membership``            transactions as a whole; subscribers that come and go
-``upkeep`` ``delivery`` ``background``   when what is due; who gets what next; the threads
-``sealing`` ``sweeping`` ``records``     writes segments; deletes, on record; the small files
-``admission`` ``ingest`` ``preparing``   is there room; under the lock; before the lock
-``staging`` ``merging`` ``publishing``   transactions: written, put together, made segments
-``healing`` ``lag`` ``parts``            damage while serving; how far behind; what is shared
-``schemas``                              which schemas the slots have, from directories
-``recovery`` ``survey`` ``replay``       from what a crash left to a store; ``fsck``: offline
-``receipt`` ``window`` ``ledger``        answers; keys; losses
-``stages`` ``transactions``              what is staged; which versions are committed
-``wal`` ``segment`` ``subscriber``       the three steps, which don't know each other
-``format`` ``disk``                      bytes ↔ values; the only door to the system
-``retention`` ``budget`` ``memory``      pure policy: what may go, what may come in
-``config`` ``ids`` ``errors`` …          the words that everything else uses
-=======================================  =================================================
+============================================  ============================================
+``cli``                                       the offline commands of ``quiver``
+``store``                                     ``open()`` and ``Store``: what people call
+``offline``                                   inspect, verify, dump and repair a directory
+``transaction``                               stages and commits: seen together or not at all
+``upkeep``                                    seal, sweep, heal, checkpoint; the background
+``recovery``                                  from what a crash left to a store
+``ingest``                                    a put under the lock; budgets; receipts
+``subscriber``                                who gets which bundle, and who has done what
+``record``                                    keys, committed versions, the loss ledger
+``bundle`` ``wal`` ``segment``                checked and encoded; made durable; made readable
+``format`` ``disk``                           bytes ↔ values; the only door to the system
+``config`` ``errors`` ``ids`` ``clock`` …     the words that everything else uses
+============================================  ============================================
 """
 
 from quiver.clock import Clock, ManualClock, SystemClock

@@ -13,7 +13,8 @@
 A stream is opened when somebody needs it and closed when nobody has for a while, or when
 another needs its place: any number of streams cost a bounded number of threads, files
 and bytes of memory.  All open ones share the threads of one
-:class:`~quiver.upkeep.background.Background` and one :class:`~quiver.ingest.disk_budget.DiskBudget`.
+:class:`~quiver.upkeep.background.Background` and one
+:class:`~quiver.ingest.disk_budget.DiskBudget`.
 
 A new stream is made in ``trash/`` and renamed to its place: after a crash it is there with its
 ``service.json``, or not at all.

@@ -13,8 +13,6 @@ It knows no formats.  A store's life with it:
 ``posix``        the real disk
 ``descriptors``  its descriptors: closed in a forked child, some kept in reserve
 ``direct``       … written past the page cache, for segments
-``memory``       an in-memory disk that records what was done to it, for tests
-``oplog``        the record, and which disk contents a crash may leave behind
 ``disk``         ``Disk`` and ``File``: the seam's calls with Quiver's errors
 ``poison``       the latch that a failed fsync throws
 ``lock``         one writer per store

@@ -28,6 +28,7 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -80,6 +81,14 @@ class AppRecord:
     """The slots that the commit wrote; none: all, which is what commits of version 1 mean."""
     versions: tuple[int, ...] = ()
     """Older versions that are known to be committed."""
+
+
+class Ground(StrEnum):
+    """Why a policy deletes a segment: the reason in the ledger, and of the eviction counter."""
+
+    TIME = "time"
+    STEADY = "steady"
+    SIZE = "size"
 
 
 REJECTED: Final = "rejected"

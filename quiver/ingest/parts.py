@@ -1,8 +1,7 @@
 """The parts of one store, as one value: for the steps that go across several of them.
 
-The parts don't know each other.  The rooms of upkeep (:mod:`quiver.upkeep.checkpoint_files`,
-:mod:`quiver.upkeep.sealing`, :mod:`quiver.upkeep.sweeping`, :mod:`quiver.upkeep.admission`) each need most of
-them, and are given this instead of a dozen arguments.
+The parts don't know each other.  The modules of :mod:`quiver.upkeep` and
+:mod:`quiver.transaction` each need most of them, and are given this instead of a dozen arguments.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which bundles a directory holds, where each is read best, and which are lost.
 
-What each segment number stands for is decided by :mod:`quiver.recovery.fates`, as it is for an open,
-so a dump shows what an open would serve; where an open refuses, this goes on and lists what
-is missing.  A bundle is read from its segment if that is sound, else from the log, else
+What each segment number stands for is decided by :mod:`quiver.recovery.fates`, as it is for an
+open, so a dump shows what an open would serve; where an open refuses, this goes on and lists
+what is missing.  A bundle is read from its segment if that is sound, else from the log, else
 from what is intact of its damaged file.
 """
 

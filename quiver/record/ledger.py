@@ -25,10 +25,9 @@ from itertools import pairwise
 from typing import Final
 
 from quiver import metrics as m
-from quiver.format.state import REJECTED, Checkpoint, Loss, LostRefs, index_ranges
+from quiver.format.state import REJECTED, Checkpoint, Ground, Loss, LostRefs, index_ranges
 from quiver.ids import MAX_BUNDLES_PER_SEGMENT, BundleRef
 from quiver.metrics import Metrics
-from quiver.upkeep.retention import Ground
 
 MAX_ENTRIES: Final = 1000
 MAX_OLDER: Final = 10_000

@@ -6,23 +6,28 @@ A segment's life:
    per slot, schema and set of dictionaries), and answers reads from there;
 2. *sealed*: :func:`write_segment` lays the same bytes out as one file, which never changes
    again: temporary name, fsync, rename, directory fsync, read-only;
-3. *read*: :class:`SegmentReader` maps the file, checks it once, and hands out batches that
-   lie in the mapping;
-4. *gone*: its file is deleted, or moved to ``quarantine/`` if it is damaged.
+3. *read*: :class:`SegmentReader` reads the wanted bytes and verifies them each time, or maps
+   the file and checks it once (``read_mode: mmap``);
+4. *deleted*: its file is unlinked, or moved to ``quarantine/`` if it is damaged.
 
 Where each segment is, :class:`Segments` knows, and nobody else.
 
-===============  ==========================================================================
-``accumulator``  the open segment
-``info``         what is known about a sealed segment without reading its bundles; names
-``writer``       from open to sealed
-``source``       a sealed file's bytes, mapped or read on demand
-``reader``       bundles out of a sealed file
-``view``         how a segment is read, wherever it is
-``closing``      when a segment is full, and why one was closed
-``salvage``      what of a damaged file is intact
-``segments``     the owner of segment numbers: where each is, and the floor
-===============  ==========================================================================
+================  =========================================================================
+``segments``      the owner of segment numbers: where each is, and the floor
+``view``          how a segment is read, wherever it is
+``open_segment``  the segment in memory that takes bundles
+``closing``       when a segment is full, and why one was closed
+``info``          what is known about a sealed segment without reading its bundles; names
+``writer``        from open to sealed
+``source``        a sealed file's bytes, mapped or read on demand
+``verified``      … checked against their block checksums at every read
+``feed``          … handed to Arrow's reader
+``reader``        bundles out of a sealed file
+``salvage``       what of a damaged file is intact
+``unused``        files that a crash left behind and nobody needs
+``staged_file``   a transaction's file, before it is a segment
+``stage_table``   all stages of a store, and the bytes they take
+================  =========================================================================
 """
 
 from quiver.segment.info import SegmentInfo, segment_path

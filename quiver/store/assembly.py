@@ -143,7 +143,7 @@ def assemble(
         floor=recovered.floor,
         state=recovered.state,
         memory=share,
-        staging=staging,
+        stages=staging,
         on_sealed=seal_wait.tell,
     )
     delivery = Delivery(recovered.registry, segments, recovered.slots, clock, metrics)

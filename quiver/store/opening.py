@@ -40,8 +40,8 @@ def open(
     those who wait do it, and :meth:`Store.maintain`.  Pass one
     :class:`~quiver.upkeep.background.Background` to several stores to share its threads, one
     :class:`~quiver.ingest.disk_budget.DiskBudget` to share a disk, and one
-    :class:`~quiver.ingest.memory_budget.MemoryBudget` to share memory.  ``watch`` is called for each log
-    entry that recovery reads: for a progress bar.
+    :class:`~quiver.ingest.memory_budget.MemoryBudget` to share memory.  ``watch`` is called for
+    each log entry that recovery reads: for a progress bar.
     """
     if config is not None and settings:
         raise ConfigError(

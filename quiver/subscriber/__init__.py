@@ -10,12 +10,15 @@ file.
 Life of a bundle, for each subscriber on its own: pending → claimed → acked or dropped, and
 back to pending when it is deferred or its handle is lost.
 
-=================  ==========================================================
-``state.py``       what was done with each bundle: a pure machine on bitmaps
-``progress.py``    the same on disk: load, keep, remove, set damaged ones aside
-``doorbell.py``    waking who waits for bundles, from anywhere
-``subscriber.py``  one subscriber: state, bell and file behind one lock
-``registry.py``    all subscribers of a store: coming, going, flushing
-``handle.py``      one claimed bundle as the user holds it
-=================  ==========================================================
+================  ===========================================================
+``state``         what was done with each bundle: a pure machine on bitmaps
+``progress``      the same on disk: load, keep, remove, set damaged ones aside
+``doorbell``      waking who waits for bundles, from anywhere
+``subscriber``    one subscriber: state, bell and file behind one lock
+``registry``      all subscribers of a store: coming, going, flushing
+``delivery``      which bundle a subscriber gets next; seeking by time or ref
+``subscription``  a subscriber's view of the store: iterate, claim, ack
+``handle``        one claimed bundle as the user holds it
+``lag``           how far a subscriber is behind
+================  ===========================================================
 """

@@ -21,7 +21,7 @@ from quiver.ingest.parts import Parts
 from quiver.record.key_runs import RUN_KEYS, KeyRuns
 from quiver.recovery.losses import loss_of
 from quiver.segment.info import SegmentInfo, bundle_counts
-from quiver.upkeep.maintenance_lock import Gate
+from quiver.upkeep.maintenance_lock import MaintenanceLock
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 class Records:
     """Writes the small files; ``lock`` is upkeep's: one writer at a time."""
 
-    def __init__(self, parts: Parts, lock: Gate, floor: Floor, state: Checkpoint):
+    def __init__(self, parts: Parts, lock: MaintenanceLock, floor: Floor, state: Checkpoint):
         self._parts = parts
         self._lock = lock
         self._floor = floor

@@ -33,7 +33,7 @@ from quiver.segment.info import SegmentInfo, segment_path
 from quiver.segment.open_segment import OpenSegment
 from quiver.segment.salvage import salvage
 from quiver.upkeep.checkpoint_files import Records
-from quiver.upkeep.maintenance_lock import Gate
+from quiver.upkeep.maintenance_lock import MaintenanceLock
 from quiver.wal.contents import LogEntry
 from quiver.wal.reader import read_log
 
@@ -44,7 +44,7 @@ Found = dict[int, Content]
 class Healing:
     """Deals with damaged segments; ``lock`` is upkeep's."""
 
-    def __init__(self, parts: Parts, lock: Gate, records: Records) -> None:
+    def __init__(self, parts: Parts, lock: MaintenanceLock, records: Records) -> None:
         self._parts = parts
         self._lock = lock
         self._records = records

@@ -1,7 +1,8 @@
-"""The lock for upkeep, which can be shut: behind a closed store nobody touches its files.
+"""Re-entrant lock for upkeep.  After ``shut()``, acquiring it raises: the directory may have a new
+owner.
 
-Whoever waits for it while the store is being closed gets it when the directory may belong
-to another process already.  So it is looked at again after it was got.
+A thread that waited for the lock while the store was being closed must not touch its files any
+more, so the lock is checked again after it was acquired.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from types import TracebackType
 from quiver.errors import QuiverError
 
 
-class Gate:
+class MaintenanceLock:
     """One thread at a time, which may pass again while it is inside; none once it is shut."""
 
     def __init__(self) -> None:

@@ -35,19 +35,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from quiver.config import RetentionConfig
+from quiver.format.state import Ground
 
 _NS_PER_SECOND = 1_000_000_000
-
-
-class Ground(StrEnum):
-    """Why a segment goes; also the ``reason`` label of the eviction counter."""
-
-    TIME = "time"
-    STEADY = "steady"
-    SIZE = "size"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from quiver.segment.info import SegmentInfo, segment_path
 from quiver.segment.open_segment import OpenSegment
 from quiver.segment.writer import write_segment
 from quiver.upkeep.checkpoint_files import Records
-from quiver.upkeep.maintenance_lock import Gate
+from quiver.upkeep.maintenance_lock import MaintenanceLock
 from quiver.upkeep.publishing import Publishing
 from quiver.upkeep.retention import keeps_finished
 from quiver.wal.files import write_cursor
@@ -55,7 +55,7 @@ class Sealing:
     def __init__(
         self,
         parts: Parts,
-        lock: Gate,
+        lock: MaintenanceLock,
         records: Records,
         on_sealed: Callable[[], None],
     ) -> None:

@@ -16,7 +16,7 @@ from quiver import metrics as m
 from quiver.events import SEGMENT_DELETED, SEGMENT_DROPPED
 from quiver.ingest.parts import Parts
 from quiver.upkeep.checkpoint_files import Records
-from quiver.upkeep.maintenance_lock import Gate
+from quiver.upkeep.maintenance_lock import MaintenanceLock
 from quiver.upkeep.retention import Eviction, Held, evictable, plan
 
 
@@ -34,7 +34,7 @@ class Maintenance:
 class Sweeping:
     """Carries out retention; ``lock`` is upkeep's."""
 
-    def __init__(self, parts: Parts, lock: Gate, records: Records) -> None:
+    def __init__(self, parts: Parts, lock: MaintenanceLock, records: Records) -> None:
         self._parts = parts
         self._lock = lock
         self._records = records

@@ -1,25 +1,15 @@
-"""Upkeep: everything that happens to a store besides puts and deliveries.
+"""Decides what upkeep is due, and calls the modules of this package that do it.
 
-This room decides *when*; the rooms it calls do the work, each step in an order that a
-crash can interrupt anywhere:
-
-===========================  ==========================================================
-:mod:`quiver.upkeep.sealing`        writes closed segments, lets the log go that they cover
-:mod:`quiver.upkeep.sweeping`       deletes what retention allows
-:mod:`quiver.upkeep.healing`        deals with segments that turn out damaged
-:mod:`quiver.upkeep.checkpoint_files`        checkpoint, segment floor and progress: the small files
-:mod:`quiver.upkeep.admission`      what puts are told when room is short
-===========================  ==========================================================
-
-One thread at a time does upkeep (:class:`~quiver.upkeep.maintenance_lock.Gate`), never while it holds the
-ingest lock, and not any more once the store is closed.
+Each step has an order that a crash can interrupt anywhere.  One thread at a time does upkeep
+(:class:`~quiver.upkeep.maintenance_lock.MaintenanceLock`), never while it holds the ingest lock,
+and not after the store is closed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 from quiver import metrics as m
 from quiver.disk.descriptors import DESCRIPTORS
@@ -31,11 +21,10 @@ from quiver.ingest.memory_budget import MemoryShare
 from quiver.ingest.parts import Parts
 from quiver.recovery.recover import Report
 from quiver.segment.closing import Trigger
-from quiver.transaction.stage import Staging
 from quiver.upkeep.admission import Admission
 from quiver.upkeep.checkpoint_files import Records
 from quiver.upkeep.healing import Healing
-from quiver.upkeep.maintenance_lock import Gate
+from quiver.upkeep.maintenance_lock import MaintenanceLock
 from quiver.upkeep.sealing import Sealing
 from quiver.upkeep.sweeping import Maintenance, Sweeping
 
@@ -44,6 +33,27 @@ RETRY_SECONDS: Final = 0.5
 IDLE_WATERMARK_SECONDS: Final = 0.25
 TIDY_LOG_BYTES: Final = 512
 """A log larger than this is not left behind by a clean close: segments have it all."""
+
+
+class Stages(Protocol):
+    """What upkeep does for transactions that are being written."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a stage has been left alone for too long."""
+        ...
+
+    def relieve(self) -> bool:
+        """Memory is short: write out half of what stages hold; whether something was."""
+        ...
+
+    def expire(self) -> int:
+        """Remove stages that were neither committed nor aborted in time; how many."""
+        ...
+
+    def finish(self) -> None:
+        """Before closing: discard what is not finished."""
+        ...
 
 
 class Upkeep:
@@ -56,18 +66,18 @@ class Upkeep:
         floor: Floor,
         state: Checkpoint,
         memory: MemoryShare | None,
-        staging: Staging,
+        stages: Stages,
         on_sealed: Callable[[], None],
     ) -> None:
         self._parts = parts
-        self._lock = lock = Gate()
+        self._lock = lock = MaintenanceLock()
         self.records = Records(parts, lock, floor, state)
         self.sealing = Sealing(parts, lock, self.records, on_sealed)
         self.sweeping = Sweeping(parts, lock, self.records)
         self.healing = Healing(parts, lock, self.records)
         parts.segments.on_damage = self.healing.heal
         self.admission = Admission(parts, self.sweeping, memory)
-        self.staging = staging
+        self._stages = stages
         self._swept_acks = 0
         self._jumps = 0
         self._retry_at = 0.0  # after a round that failed
@@ -90,7 +100,7 @@ class Upkeep:
             or (now - self.sweeping.last_sweep >= SWEEP_SECONDS and self.goes_by_the_clock)
             or self._needs_watermark(now)
             or self.records.has_many_new_keys
-            or self.staging.is_due
+            or self._stages.is_due
             or parts.segments.deletable
         )
 
@@ -158,11 +168,11 @@ class Upkeep:
         early, need = self.admission.take_pressure()
         self._close_open_segment(early)
         if early:
-            self.staging.relieve()
+            self._stages.relieve()
         sealed, failure = 0, None
         if not (patient and self.sealing.is_paused):
             sealed, failure = self.sealing.try_all(patient=patient and not early)
-        self.staging.expire()
+        self._stages.expire()
         acks = parts.registry.changes
         files = self.records.flush_progress()
         swept = self.sweeping.sweep(need)
@@ -221,7 +231,7 @@ class Upkeep:
             if early:
                 with self._parts.lock:
                     self._parts.segments.closed(Trigger.PRESSURE)
-            spilled = early and self.staging.relieve()
+            spilled = early and self._stages.relieve()
             sealed = 0 if self.sealing.is_paused_for_puts else self.sealing.try_all()[0]
             self.admission.measure(again=True)
             deleted = 0
@@ -296,7 +306,7 @@ class Upkeep:
         """Before closing: everything written, all progress durable, the log sealed and small."""
         parts, wal = self._parts, self._parts.wal
         with self._lock:
-            self.staging.finish()
+            self._stages.finish()
             with parts.lock:
                 parts.segments.closed(Trigger.SHUTDOWN)
             self.sealing.seal_all()

@@ -1,8 +1,8 @@
 """Taking over a directory of the Rust crate: its log becomes segments, and goes.
 
 The log goes for good, so this is the moment to use all it has: a segment that is damaged
-is written again from it where :mod:`quiver.recovery.rust.alignment` finds its bundles there; and if one
-is damaged that it can't help with, the log is set aside instead of removed.
+is written again from it where :mod:`quiver.recovery.rust.alignment` finds its bundles there;
+and if one is damaged that it can't help with, the log is set aside instead of removed.
 
 The refs are written down before the first segment, and segments that exist are not
 written again, so a crash anywhere goes on with the same refs.

@@ -22,7 +22,7 @@ from quiver.errors import (
     UnknownSubscriber,
     WaitTimeout,
 )
-from quiver.upkeep.maintenance_lock import Gate
+from quiver.upkeep.maintenance_lock import MaintenanceLock
 from quiver.upkeep.upkeep import IDLE_WATERMARK_SECONDS
 from tests.support.faulty import FOREVER, Fault
 from tests.support.stores import SECONDS, World, batch, number_of
@@ -100,7 +100,7 @@ def test_a_closed_background_takes_no_store(tmp_path: Path) -> None:
 def test_a_gate_that_is_shut_stays_shut() -> None:
     """Scenario: a thread waits for the gate while another closes it. Guarantee: it does not
     come in; before, one thread could come in twice."""
-    gate = Gate()
+    gate = MaintenanceLock()
     with gate, gate:
         thread, found = outcome_of(lambda: gate.__enter__())
         gate.shut(StoreClosed("closed."))

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quiver.config import RetentionConfig
-from quiver.upkeep.retention import Eviction, Ground, Held, Plan, evictable, finished, plan
+from quiver.format.state import Ground
+from quiver.upkeep.retention import Eviction, Held, Plan, evictable, finished, plan
 
 HOUR = 3600 * 10**9
 NOW = 1_000 * HOUR
