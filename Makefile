@@ -11,10 +11,10 @@ ONLY    ?=
 PROFILE ?= all
 SEED    ?=
 ROUND   ?=
-CODE    := $(wildcard quiver flight_service spark_client tests benchmarks examples)
+CODE    := $(wildcard quiver flight_service spark_client tests benchmarks examples docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo example test images lint unit coverage system compat spark integration crash chaos prove soak bench budget peers pictures up down clean
+.PHONY: help setup demo example check test images lint lines unit coverage system compat spark integration crash chaos prove soak bench budget peers pictures up down clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,8 @@ example: $(STAMP) ## A pipeline: logs from Quiver, error rates by Spark, back to
 	@$(BIN)/python -m examples.telemetry
 
 test: lint images unit system compat spark integration crash ## All checks: lint, then every test
+
+check: lint unit ## Before each commit: lint, types, layers and the unit tests
 
 unit: $(STAMP) ## Tests of the parts and of the whole store (ARGS="-k name")
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) tests/unit tests/property
@@ -81,6 +83,9 @@ lint: $(STAMP) ## Style, types and the layers of the architecture
 		{ echo "not formatted: $(BIN)/ruff format ."; exit 1; }
 	@echo "mypy --strict"; $(BIN)/mypy --strict --no-error-summary $(CODE)
 	@echo "import layers"; $(BIN)/lint-imports --no-logo
+
+lines: $(STAMP) ## How many lines each package has
+	@$(BIN)/python -m tests.lines
 
 prove: $(STAMP) ## Try everything that could break the promise; one table (ONLY="flips kill" for some)
 	@$(BIN)/python -m tests.prove $(if $(ONLY),--only $(ONLY),--write)
