@@ -32,27 +32,31 @@ package's own page says what its files do:
 ============================================  ============================================
 """
 
-from quiver.clock import Clock, ManualClock, SystemClock
-from quiver.config import Config
-from quiver.errors import Backpressure, QuiverError, Reason
-from quiver.format.record import BundleMeta
-from quiver.ids import BundleRef
-from quiver.ingest.disk_budget import DiskBudget
-from quiver.ingest.memory_budget import MemoryBudget
-from quiver.ingest.receipt import Receipt
-from quiver.otap import OTAP_SLOTS
-from quiver.segment.stage_table import Staged, StageInfo
-from quiver.store.opening import open
-from quiver.store.status import StoreStatus
-from quiver.store.store import Store
-from quiver.subscriber.handle import ClaimedBundle
-from quiver.subscriber.lag import Lag
-from quiver.subscriber.state import Outcome
-from quiver.subscriber.subscription import Subscription
-from quiver.transaction.commit import Committed
-from quiver.transaction.stage import Stage
-from quiver.upkeep.background import Background
-from quiver.upkeep.sweeping import Maintenance
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from quiver.clock import Clock, ManualClock, SystemClock
+    from quiver.config import Config
+    from quiver.errors import Backpressure, QuiverError, Reason
+    from quiver.format.record import BundleMeta
+    from quiver.ids import BundleRef
+    from quiver.ingest.disk_budget import DiskBudget
+    from quiver.ingest.memory_budget import MemoryBudget
+    from quiver.ingest.receipt import Receipt
+    from quiver.otap import OTAP_SLOTS
+    from quiver.segment.stage_table import Staged, StageInfo
+    from quiver.store.opening import open
+    from quiver.store.status import StoreStatus
+    from quiver.store.store import Store
+    from quiver.subscriber.handle import ClaimedBundle
+    from quiver.subscriber.lag import Lag
+    from quiver.subscriber.state import Outcome
+    from quiver.subscriber.subscription import Subscription
+    from quiver.transaction.commit import Committed
+    from quiver.transaction.stage import Stage
+    from quiver.upkeep.background import Background
+    from quiver.upkeep.sweeping import Maintenance
 
 __all__ = [
     "OTAP_SLOTS",
@@ -82,3 +86,46 @@ __all__ = [
     "SystemClock",
     "open",
 ]
+
+_MODULES: Final = {
+    "Background": "quiver.upkeep.background",
+    "Backpressure": "quiver.errors",
+    "BundleMeta": "quiver.format.record",
+    "BundleRef": "quiver.ids",
+    "ClaimedBundle": "quiver.subscriber.handle",
+    "Clock": "quiver.clock",
+    "Committed": "quiver.transaction.commit",
+    "Config": "quiver.config",
+    "DiskBudget": "quiver.ingest.disk_budget",
+    "Lag": "quiver.subscriber.lag",
+    "Maintenance": "quiver.upkeep.sweeping",
+    "ManualClock": "quiver.clock",
+    "MemoryBudget": "quiver.ingest.memory_budget",
+    "OTAP_SLOTS": "quiver.otap",
+    "Outcome": "quiver.subscriber.state",
+    "QuiverError": "quiver.errors",
+    "Reason": "quiver.errors",
+    "Receipt": "quiver.ingest.receipt",
+    "Stage": "quiver.transaction.stage",
+    "StageInfo": "quiver.segment.stage_table",
+    "Staged": "quiver.segment.stage_table",
+    "Store": "quiver.store.store",
+    "StoreStatus": "quiver.store.status",
+    "Subscription": "quiver.subscriber.subscription",
+    "SystemClock": "quiver.clock",
+    "open": "quiver.store.opening",
+}
+"""Where each public name is. Its module is imported when the name is first used, so that commands
+and tools load only what they need."""
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module 'quiver' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

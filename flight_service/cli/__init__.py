@@ -1,7 +1,7 @@
 """The commands of ``quiver`` that run a server or talk to one.
 
-They join the ``quiver`` command through :mod:`flight_service.commands`: the library knows
-nothing about them.  All but ``serve`` are made of the client's words only.
+They join the ``quiver`` command through entry points: the library knows nothing about them.
+All but ``serve`` are made of the client's words only.
 
 =============  ==================================================================
 serve.py       ``quiver serve``: run a server; ``quiver token``
@@ -19,6 +19,3 @@ show.py        bundles for people and for programs
 frame.py       connection options, errors, times and refs as people type them
 =============  ==================================================================
 """
-
-# First of all: it loads our commands, which in turn need its frame to be there.
-import quiver.cli  # noqa: F401  # for what it does, not for a name

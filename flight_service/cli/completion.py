@@ -6,7 +6,6 @@ import sys
 from typing import Annotated, Final
 
 import typer
-from typer._completion_classes import completion_init
 from typer._completion_shared import get_completion_script
 
 from flight_service.cli.frame import EXAMPLES, PANEL, page, told, usage
@@ -25,8 +24,7 @@ Shell = Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish."
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command, and what answers the shell when it asks."""
-    completion_init()
+    """Add the command."""
     app.command("completion", help=page(HELP), rich_help_panel=PANEL)(told(_completion))
 
 

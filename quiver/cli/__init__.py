@@ -1,8 +1,9 @@
 """The ``quiver`` command.
 
-Each command is a file with a function ``register(app)``; other packages add theirs
-through the entry point group ``quiver.commands``, which names such functions too, so that
-``quiver`` is one command whatever is installed.
+Each command is a module with a function ``register(app)``.  Other packages add theirs through the
+entry point group ``quiver.commands``, where an entry's name is the command's and its value the
+module.  A module is imported when its command is used: ``quiver inspect`` loads neither a server
+nor a client.
 
 ==========  =====================================================================
 file        what it does
@@ -11,24 +12,21 @@ inspect     ``quiver inspect``: what is in a directory
 verify      ``quiver verify``: checks every byte
 repair      ``quiver repair``: says what it would do; does it with ``--yes``
 dump        ``quiver dump``: saves all bundles as plain Arrow files
+commands    finds a command by its name, and loads it
 frame       exit codes, errors in two lines, one store or many
 ==========  =====================================================================
 """
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-from typing import Final
+from importlib.metadata import version
+from typing import Annotated, Final
 
 import typer
 
-from quiver.cli.dump import register as _dump
-from quiver.cli.frame import EXIT_CODES, Commands
-from quiver.cli.inspect import register as _inspect
-from quiver.cli.repair import register as _repair
-from quiver.cli.verify import register as _verify
+from quiver.cli.commands import EXIT_CODES, Commands
 
-GROUP: Final = "quiver.commands"
+DISTRIBUTION: Final = "quiver-buffer"
 
 app = typer.Typer(
     name="quiver",
@@ -44,23 +42,19 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"quiver {version(DISTRIBUTION)}")
+        raise typer.Exit
+
+
 @app.callback()
-def _quiver() -> None:
-    """So that a command needs its name even while there is only one."""
-
-
-_OWN = (_inspect, _verify, _dump, _repair)
-
-
-def _add_commands() -> None:
-    for own in _OWN:
-        own(app)
-    for found in entry_points(group=GROUP):
-        try:
-            register = found.load()
-        except ImportError:
-            continue  # installed without what its commands need
-        register(app)
-
-
-_add_commands()
+def _quiver(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    """Options of ``quiver`` itself."""

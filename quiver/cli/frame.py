@@ -21,24 +21,13 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from typer.core import TyperGroup
 
+from quiver.cli.commands import DAMAGED, EXIT_CODES, FAILED, INTERRUPTED, NEWER, OK, UsageError
 from quiver.disk.disk import Disk
 from quiver.disk.posix import PosixDisk
 from quiver.errors import Damage, InvalidInput, NotFound, QuiverError, UnsupportedVersion
 from quiver.offline.beside import STORE
 from quiver.offline.look import Watch, holds_a_store
-
-OK: Final = 0
-FAILED: Final = 1
-DAMAGED: Final = 2
-NEWER: Final = 3
-INTERRUPTED: Final = 130
-
-EXIT_CODES: Final = (
-    "Exit codes: 0 sound, 1 wrong usage or another error, 2 damaged, 3 written by a newer Quiver;"
-    " of several stores the highest."
-)
 
 DEBUG: Final = "QUIVER_DEBUG"
 MAX_STORES: Final = 10_000
@@ -48,9 +37,6 @@ BELOW: Final = ("*", f"*/{STORE}", OF_A_SERVER)
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
-
-# Typer has its own copy of click or uses an installed one, by version: this is its root error.
-_UsageError: Final[type[Exception]] = typer.BadParameter.__mro__[2]
 
 P = ParamSpec("P")
 
@@ -72,40 +58,6 @@ def help_text(*paragraphs: str, examples: Sequence[tuple[str, str]]) -> str:
     return "\n\n".join([*paragraphs, "[bold]Examples[/bold]\n\n" + "\n".join(lines), EXIT_CODES])
 
 
-class Commands(TyperGroup):
-    """The command group: wrong usage ends in 1, since 2 means damage here."""
-
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
-        run = functools.partial(
-            super().main,
-            args,
-            prog_name,
-            complete_var,
-            standalone_mode=False,
-            windows_expand_args=windows_expand_args,
-            **extra,
-        )
-        if not standalone_mode:
-            return run()
-        try:
-            code = run()
-        except _UsageError as error:
-            # Found through typer, which has its own copy of click, by no type of its own.
-            error.show()  # type: ignore[attr-defined]
-            sys.exit(FAILED)
-        except typer.Abort:
-            sys.exit(INTERRUPTED)
-        sys.exit(code if isinstance(code, int) else OK)
-
-
 def told(command: Callable[P, int]) -> Callable[P, None]:
     """Run a command: its answer is the exit code, and every error is told in two lines."""
 
@@ -121,7 +73,7 @@ def told(command: Callable[P, int]) -> Callable[P, None]:
         except BrokenPipeError:
             code = FAILED  # whoever read our output has seen enough
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for the flush at exit
-        except (typer.Exit, typer.Abort, _UsageError):
+        except (typer.Exit, typer.Abort, UsageError):
             raise
         except Exception as error:
             if os.environ.get(DEBUG):

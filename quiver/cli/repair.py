@@ -8,10 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from quiver.cli.commands import DAMAGED, NEWER, OK
 from quiver.cli.frame import (
-    DAMAGED,
-    NEWER,
-    OK,
     AsJson,
     Directory,
     Store,

@@ -7,10 +7,8 @@ from typing import Any
 
 import typer
 
+from quiver.cli.commands import DAMAGED, NEWER, OK
 from quiver.cli.frame import (
-    DAMAGED,
-    NEWER,
-    OK,
     AsJson,
     Directory,
     Store,

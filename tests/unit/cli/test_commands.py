@@ -6,16 +6,18 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 import quiver
-from quiver import cli
-from quiver.cli import app
+from quiver.cli import app, commands
 from quiver.clock import SystemClock
 from quiver.disk.disk import Disk
 from quiver.disk.lock import StoreLock
@@ -377,18 +379,34 @@ def test_a_directory_of_stores(tmp_path: Path, store: Path) -> None:
 
 
 def test_other_packages_add_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever names a function in the entry point group gets to add to the command."""
-    added: list[object] = []
+    """Scenario: a package names a module in the entry point group, another one's dependencies are
+    not installed. Guarantee: the first command runs; the other is listed, and says what to
+    install."""
 
-    class Found:
-        def load(self) -> object:
-            return added.append
+    class Module:
+        @staticmethod
+        def register(app: typer.Typer) -> None:
+            app.command("hello", help="Greets.")(lambda: typer.echo("hello"))
 
-    class Lacking:
-        def load(self) -> object:
-            raise ImportError("an extra is not installed")
+    def lacking() -> object:
+        raise ModuleNotFoundError("no", name="prometheus_client")
 
-    monkeypatch.setattr(cli, "entry_points", lambda group: [Lacking(), Found()])
-    monkeypatch.setattr(cli, "_OWN", ())
-    cli._add_commands()
-    assert added == [app]
+    found = [
+        SimpleNamespace(name="hello", load=lambda: Module),
+        SimpleNamespace(name="serve", load=lacking),
+    ]
+    monkeypatch.setattr(commands, "entry_points", lambda group: found)
+    assert run("hello").stdout == "hello\n"
+    refused = run("serve", "--port", "1")
+    assert refused.exit_code == 1
+    assert "needs the package prometheus_client" in refused.stderr
+    assert "pip install 'quiver-buffer[server]'" in refused.stderr
+    listed = run("--help").stdout
+    assert "Greets." in listed
+    assert "Not installed." in listed
+    assert "inspect" in listed
+
+
+def test_the_version() -> None:
+    """Scenario: somebody asks which version is installed. Guarantee: one line says it."""
+    assert run("--version").stdout == f"quiver {version('quiver-buffer')}\n"
