@@ -7,9 +7,7 @@ from typing import Final, NamedTuple, NewType
 
 from quiver.errors import InvalidName
 
-SegmentSeq = NewType("SegmentSeq", int)
 Sequence = NewType("Sequence", int)
-SlotId = NewType("SlotId", int)
 SubscriberId = NewType("SubscriberId", str)
 StreamName = NewType("StreamName", str)
 

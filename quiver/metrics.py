@@ -228,12 +228,6 @@ class Histogram:
         """(upper bound, how many at or below it); the last bound is infinity."""
         return tuple(zip((*self._bounds, float("inf")), accumulate(self._counts), strict=True))
 
-    def quantile(self, q: float) -> float:
-        """Upper bound of the bucket that holds the ``q``-th part; 0 when empty."""
-        buckets = self.buckets()
-        rank = q * buckets[-1][1]
-        return next((bound for bound, below in buckets if below >= rank and below), 0.0)
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:

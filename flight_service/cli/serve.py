@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import sys
 import threading
@@ -26,6 +25,7 @@ from flight_service.cli.frame import (
 )
 from flight_service.cli.logs import configure
 from flight_service.server import Server, Settings
+from flight_service.server.auth import hash_token
 from flight_service.server.process import tune_process
 from flight_service.server.settings import service_settings
 from quiver.config.model import settings as store_settings
@@ -171,7 +171,7 @@ def _show_settings(as_json: bool) -> int:
 
 def _token(name: Name = "exporter", as_json: AsJson = False) -> int:
     token = secrets.token_urlsafe(TOKEN_BYTES)
-    digest = f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
+    digest = hash_token(token)
     if as_json:
         print_json({"token": token, "hash": digest})
         return 0

@@ -82,11 +82,6 @@ class Outbox(Generic[Waiter]):
         return len(self._queued) + len(self._sent) + len(self._again)
 
     @property
-    def on_the_way(self) -> int:
-        """Messages of this call that are not answered yet."""
-        return len(self._sent)
-
-    @property
     def must_resume(self) -> bool:
         """Whether something was refused for now and all the rest is answered."""
         return bool(self._again) and not self._sent

@@ -35,7 +35,6 @@ from quiver.forking import guard
 from quiver.units import format_size
 
 MIN_RETRY_MS: Final = 50
-MAX_RETRY_MS: Final = 5_000
 DEFAULT_RETRY_MS: Final = 500
 MAX_SHARES: Final = 10_000
 
@@ -47,10 +46,6 @@ class Verdict(StrEnum):
     FINALIZE_EARLY = "finalize_early"
     EVICT = "evict"
     REFUSE = "refuse"
-
-    @property
-    def admits(self) -> bool:
-        return self is not Verdict.REFUSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +106,10 @@ def judge(
     marks: Watermarks | None,
     *,
     evictable: int = 0,
-    drain_rate: float = 0.0,
 ) -> Decision:
     """Whether ``need`` more bytes (see :func:`cost`) may come in.
 
-    ``evictable``: bytes that retention could free if it had to; ``drain_rate``: bytes
-    per second that became free lately, for the retry hint.  Without ``marks`` there is no
+    ``evictable``: bytes that retention could free if it had to.  Without ``marks`` there is no
     limit.
     """
     used = usage.committed
@@ -131,21 +124,14 @@ def judge(
         return Decision(verdict, used, marks.hard)
     if after <= marks.hard and evictable > 0:
         return Decision(Verdict.EVICT, used, marks.hard)
-    wait = MIN_RETRY_MS if evictable > 0 else retry_after_ms(after - marks.soft, drain_rate)
+    wait = MIN_RETRY_MS if evictable > 0 else DEFAULT_RETRY_MS
     return Decision(Verdict.REFUSE, used, marks.hard, wait)
-
-
-def retry_after_ms(over: int, drain_rate: float) -> int:
-    """When to try again: as long as freeing ``over`` bytes takes, within bounds."""
-    if drain_rate <= 0:
-        return DEFAULT_RETRY_MS
-    return int(min(max(1000 * over / drain_rate, MIN_RETRY_MS), MAX_RETRY_MS))
 
 
 class Share:
     """One engine's part of the budget. Reading it takes no lock."""
 
-    __slots__ = ("_budget", "_own", "_target", "marks", "minimum", "name", "used")
+    __slots__ = ("_budget", "_own", "_target", "marks", "minimum", "name")
 
     def __init__(
         self,
@@ -160,18 +146,11 @@ class Share:
         self._own = own  # the engine's own cap: a part of a budget can only be less
         self.name = name
         self.minimum = minimum
-        self.used = 0
-        """Set by the engine; for the gauges and for whoever compares shares."""
         self.marks: Watermarks | None = None
 
     @property
     def cap(self) -> int | None:
         return None if self.marks is None else self.marks.hard
-
-    @property
-    def fraction(self) -> float:
-        """Used part of the share; 0 where there is no limit."""
-        return 0.0 if self.marks is None else self.used / self.marks.hard
 
     def close(self) -> None:
         """Give the share back; the others grow. Fine to call twice."""

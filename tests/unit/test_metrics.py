@@ -87,17 +87,6 @@ def test_histograms_count_by_upper_bound() -> None:
     assert sample.buckets[-1] == (float("inf"), 3)
 
 
-def test_quantiles_are_bucket_bounds() -> None:
-    """Scenario: 99 fast and one slow. Guarantee: the median is fast, the maximum is not hidden."""
-    histogram = Metrics().histogram(m.WAL_SYNC_SECONDS)
-    assert histogram.quantile(0.5) == 0
-    for _ in range(99):
-        histogram.observe(0.0003)
-    histogram.observe(0.9)
-    assert 0.0003 <= histogram.quantile(0.5) <= 0.0007
-    assert histogram.quantile(0.995) >= 0.9
-
-
 def test_series_without_end_share_one() -> None:
     """Scenario: a client makes up label values for ever. Guarantee: bounded memory; nothing
     uncounted."""

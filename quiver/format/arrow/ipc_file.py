@@ -48,7 +48,6 @@ _DICTIONARIES_FIELD: Final = 8
 _BATCHES_FIELD: Final = 12
 _VERSION_FIELD: Final = 16
 _TABLE_SIZE: Final = 18
-_EOS_CRC: Final = crc32(msg.END_OF_STREAM)
 _ANEW: Final = -1
 _NOT_SEEN: Final = -2
 
@@ -102,10 +101,6 @@ class FileBuilder:
         self._chunks.append(Chunk(self._size, data.size, batch.batch_crc, sums))
         self._add(data, batch.batch_crc)
         self.rows += batch.rows
-
-    @property
-    def batch_count(self) -> int:
-        return len(self._batches)
 
     def _add(self, data: bytes | pa.Buffer, crc: int) -> None:
         size = len(data)

@@ -19,7 +19,6 @@ STAGES: Final = "stages"
 SUFFIX: Final = ".qstage"
 ID_SIZE: Final = 16
 MAX_VERSION: Final = 2**63 - 1
-MAX_FILES: Final = 2**32
 
 _NAME: Final = re.compile(r"([0-9a-f]{32})-([0-9]{1,10})\.qstage", re.ASCII)
 
