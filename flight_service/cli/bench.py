@@ -16,13 +16,13 @@ from flight_service.cli.frame import (
     EXAMPLES,
     PANEL,
     AsJson,
-    asks,
     bar,
     out,
     page,
     print_json,
     table,
     usage,
+    with_client,
 )
 from flight_service.client import Client, ClientError, Pending, Stream
 from quiver.units import format_size, parse_size
@@ -78,7 +78,7 @@ class Figures:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("bench", help=page(HELP), rich_help_panel=PANEL)(asks(_bench))
+    app.command("bench", help=page(HELP), rich_help_panel=PANEL)(with_client(_bench))
 
 
 def _bench(

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 from typer._completion_shared import get_completion_script
 
-from flight_service.cli.frame import EXAMPLES, PANEL, page, told, usage
+from flight_service.cli.frame import EXAMPLES, PANEL, exit_with, page, usage
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
@@ -25,7 +25,7 @@ Shell = Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish."
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("completion", help=page(HELP), rich_help_panel=PANEL)(told(_completion))
+    app.command("completion", help=page(HELP), rich_help_panel=PANEL)(exit_with(_completion))
 
 
 def _completion(shell: Shell) -> int:

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from flight_service.client import Client, Disconnected, Ref, Rejected, connect
 from flight_service.protocol.errors import ServiceError
-from quiver.cli.frame import AsJson, err, out, told
+from quiver.cli.frame import AsJson, err, exit_with, out
 from quiver.errors import Fault, QuiverError
 from quiver.units import parse_duration
 
@@ -33,7 +33,7 @@ DEFAULT_URL: Final = "grpc://127.0.0.1:8815"
 EXAMPLES: Final = "[bold]Examples[/bold]"
 PANEL: Final = "With a server"
 
-__all__ = ["AsJson", "Ref", "asks", "err", "out", "told"]
+__all__ = ["AsJson", "Ref", "err", "exit_with", "out", "with_client"]
 
 P = ParamSpec("P")
 
@@ -99,7 +99,7 @@ def page(text: str) -> str:
 
 
 class Refused(QuiverError):
-    """What a server or the way to it said, for the frame of all commands to tell."""
+    """An error of the server, or of the way to it, as commands report errors."""
 
     code = "refused"
     fault = Fault.CALLER
@@ -110,7 +110,7 @@ def usage(message: str, advice: str = "") -> Refused:
     return Refused(message, advice=advice)
 
 
-def asks(command: Callable[Concatenate[Client, P], int]) -> Callable[..., None]:
+def with_client(command: Callable[Concatenate[Client, P], int]) -> Callable[..., None]:
     """Make a command of a function that needs a client: adds the connection's options."""
     hints = typing.get_type_hints(command, include_extras=True)
     own = [
@@ -126,19 +126,19 @@ def asks(command: Callable[Concatenate[Client, P], int]) -> Callable[..., None]:
 
     def run(*args: Any, **kwargs: Any) -> int:
         options = {name: kwargs.pop(name) for name in _CONNECTION}
-        with reached(options) as client:
-            return said(lambda: command(client, *args, **kwargs))
+        with connect_from(options) as client:
+            return as_cli_error(lambda: command(client, *args, **kwargs))
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     # What typer reads the options from; mypy knows no such attribute of a function.
     run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
     run.__annotations__ = {one.name: one.annotation for one in [*own, *added]}
-    return told(run)
+    return exit_with(run)
 
 
-def reached(options: Mapping[str, Any]) -> Client:
+def connect_from(options: Mapping[str, Any]) -> Client:
     """A client for the options of a command."""
-    return said(
+    return as_cli_error(
         lambda: connect(
             options["server"],
             token=options["token"],
@@ -154,8 +154,8 @@ def reached(options: Mapping[str, Any]) -> Client:
 T = typing.TypeVar("T")
 
 
-def said(work: Callable[[], T]) -> T:
-    """Do it; what the server said becomes an error that the frame can tell."""
+def as_cli_error(work: Callable[[], T]) -> T:
+    """Do it; an error of the client or the server becomes one that commands report."""
     try:
         return work()
     except Disconnected as error:

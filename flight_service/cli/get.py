@@ -16,7 +16,6 @@ from flight_service.cli.frame import (
     PANEL,
     AsJson,
     Stream,
-    asks,
     bar,
     out,
     page,
@@ -24,6 +23,7 @@ from flight_service.cli.frame import (
     read_ref,
     read_time,
     usage,
+    with_client,
 )
 from flight_service.cli.show import ROWS, print_bundle, print_bundle_json
 from flight_service.client import Bundle, Client
@@ -72,8 +72,8 @@ SaveTo = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("get", help=page(GET_HELP), rich_help_panel=PANEL)(asks(_get))
-    app.command("tail", help=page(TAIL_HELP), rich_help_panel=PANEL)(asks(_tail))
+    app.command("get", help=page(GET_HELP), rich_help_panel=PANEL)(with_client(_get))
+    app.command("tail", help=page(TAIL_HELP), rich_help_panel=PANEL)(with_client(_tail))
 
 
 def _get(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flight_service.cli.frame import EXAMPLES, PANEL, AsJson, out, page, print_json, told
+from flight_service.cli.frame import EXAMPLES, PANEL, AsJson, exit_with, out, page, print_json
 from flight_service.health import address, ask
 
 HELP = f"""Ask whether a server is ready, as container engines and load balancers do.
@@ -29,7 +29,7 @@ Url = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("health", help=page(HELP), rich_help_panel=PANEL)(told(_health))
+    app.command("health", help=page(HELP), rich_help_panel=PANEL)(exit_with(_health))
 
 
 def _health(url: Url = None, as_json: AsJson = False) -> int:

@@ -15,12 +15,12 @@ from flight_service.cli.frame import (
     PANEL,
     AsJson,
     Stream,
-    asks,
     bar,
     out,
     page,
     print_json,
     usage,
+    with_client,
 )
 from flight_service.client import Client, Writer
 from quiver.units import format_size
@@ -61,7 +61,7 @@ Window = Annotated[int, typer.Option("--window", min=1, max=65_536, help="Bundle
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("put", help=page(HELP), rich_help_panel=PANEL)(asks(_put))
+    app.command("put", help=page(HELP), rich_help_panel=PANEL)(with_client(_put))
 
 
 def _put(

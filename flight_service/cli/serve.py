@@ -16,11 +16,11 @@ from flight_service.cli.frame import (
     PANEL,
     AsJson,
     err,
+    exit_with,
     out,
     page,
     print_json,
     table,
-    told,
     usage,
 )
 from flight_service.cli.logs import configure
@@ -79,8 +79,8 @@ List = Annotated[bool, typer.Option("--settings", help="List every setting and e
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("serve", help=page(HELP), rich_help_panel=PANEL)(told(_serve))
-    app.command("token", help=page(TOKEN_HELP), rich_help_panel=PANEL)(told(_token))
+    app.command("serve", help=page(HELP), rich_help_panel=PANEL)(exit_with(_serve))
+    app.command("token", help=page(TOKEN_HELP), rich_help_panel=PANEL)(exit_with(_token))
 
 
 def _serve(

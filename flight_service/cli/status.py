@@ -14,12 +14,12 @@ from flight_service.cli.frame import (
     EXAMPLES,
     PANEL,
     AsJson,
-    asks,
     out,
     page,
     print_json,
     print_line,
     table,
+    with_client,
 )
 from flight_service.client import Client, ClientError
 from quiver.units import format_duration, format_size
@@ -41,7 +41,7 @@ Count = Annotated[int, typer.Option("--count", min=0, help="So many looks; 0: fo
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("status", help=page(HELP), rich_help_panel=PANEL)(asks(_status))
+    app.command("status", help=page(HELP), rich_help_panel=PANEL)(with_client(_status))
 
 
 def _status(

@@ -12,13 +12,13 @@ from flight_service.cli.frame import (
     PANEL,
     AsJson,
     Stream,
-    asks,
     out,
     page,
     print_json,
     read_start,
     table,
     usage,
+    with_client,
 )
 from flight_service.cli.show import lag_row
 from flight_service.client import Client
@@ -77,11 +77,11 @@ Most = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("streams", help=page(STREAMS_HELP), rich_help_panel=PANEL)(asks(_streams))
+    app.command("streams", help=page(STREAMS_HELP), rich_help_panel=PANEL)(with_client(_streams))
     app.command("subscribers", help=page(SUBSCRIBERS_HELP), rich_help_panel=PANEL)(
-        asks(_subscribers)
+        with_client(_subscribers)
     )
-    app.command("lag", help=page(LAG_HELP), rich_help_panel=PANEL)(asks(_lag))
+    app.command("lag", help=page(LAG_HELP), rich_help_panel=PANEL)(with_client(_lag))
 
 
 def _streams(

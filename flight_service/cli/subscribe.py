@@ -24,7 +24,6 @@ from flight_service.cli.frame import (
     PANEL,
     AsJson,
     Stream,
-    asks,
     bar,
     out,
     page,
@@ -32,6 +31,7 @@ from flight_service.cli.frame import (
     read_ref,
     read_start,
     usage,
+    with_client,
 )
 from flight_service.cli.show import print_bundle_json
 from flight_service.client import Client, Delivered, Ref, Subscription
@@ -84,8 +84,8 @@ DeferOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("subscribe", help=page(HELP), rich_help_panel=PANEL)(asks(_subscribe))
-    app.command("ack", help=page(ACK_HELP), rich_help_panel=PANEL)(asks(_ack))
+    app.command("subscribe", help=page(HELP), rich_help_panel=PANEL)(with_client(_subscribe))
+    app.command("ack", help=page(ACK_HELP), rich_help_panel=PANEL)(with_client(_ack))
 
 
 class Group:

@@ -10,19 +10,19 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from quiver.cli.frame import (
+    Answer,
     AsJson,
     Directory,
     Store,
     bullets,
     code_for,
     err,
+    exit_with,
+    for_each_store,
     help_text,
     out,
-    over_all,
-    print_json,
     show_newer,
     stores,
-    told,
 )
 from quiver.disk.disk import Disk
 from quiver.disk.posix import PosixDisk
@@ -49,16 +49,18 @@ Force = Annotated[bool, typer.Option("--force", help="Write into OUT though it i
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("dump", help=HELP)(told(_dump))
+    app.command("dump", help=HELP)(exit_with(_dump))
 
 
 def _dump(directory: Directory, to: Out, force: Force = False, as_json: AsJson = False) -> int:
     found = stores(directory)
     _check_apart(directory, to)
-    answers: dict[str, Any] = {}
 
-    def work(store: Store) -> int:
-        target = to / store.name if store.name else to
+    def target_of(store: Store) -> Path:
+        return to / store.name if store.name else to
+
+    def run(store: Store) -> Answer[Dump]:
+        target = target_of(store)
         with _bar(quiet=as_json) as bar:
             task = bar.add_task("saving", total=None)
             result = dump(
@@ -67,16 +69,12 @@ def _dump(directory: Directory, to: Out, force: Force = False, as_json: AsJson =
                 force=force,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
-        if as_json:
-            answers[store.name] = _summary(result, target)
-        else:
-            _show(result, target)
-        return code_for(result)
+        return Answer(result, code_for(result), lambda: _summary(result, target))
 
-    code = over_all(found, work, quiet=as_json)
-    if as_json:
-        print_json(found, answers)
-    return code
+    def show(store: Store, result: Dump) -> None:
+        _show(result, target_of(store))
+
+    return for_each_store(found, run, show, as_json=as_json)
 
 
 def _check_apart(directory: Path, to: Path) -> None:

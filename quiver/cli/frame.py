@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, ParamSpec, Protocol
+from typing import Annotated, Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 import typer
 from rich.console import Console
@@ -39,6 +39,7 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 Directory = Annotated[
     Path,
@@ -58,8 +59,8 @@ def help_text(*paragraphs: str, examples: Sequence[tuple[str, str]]) -> str:
     return "\n\n".join([*paragraphs, "[bold]Examples[/bold]\n\n" + "\n".join(lines), EXIT_CODES])
 
 
-def told(command: Callable[P, int]) -> Callable[P, None]:
-    """Run a command: its answer is the exit code, and every error is told in two lines."""
+def exit_with(command: Callable[P, int]) -> Callable[P, None]:
+    """Exit with the code that a command returns; an error is reported in two lines."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -209,14 +210,41 @@ def _check_directory(directory: Path) -> None:
         ) from None
 
 
-def over_all(found: list[Store], work: Callable[[Store], int], *, quiet: bool) -> int:
-    """Do it for each store; one that fails doesn't keep the others from their turn."""
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """What a command found out about one store."""
+
+    result: T
+    code: int
+    document: Callable[[], dict[str, Any]]
+    """The result for programs; called only for ``--json``."""
+
+
+def for_each_store(
+    found: list[Store],
+    run: Callable[[Store], Answer[T]],
+    show: Callable[[Store, T], None],
+    *,
+    as_json: bool,
+    finish: Callable[[dict[str, Any]], int] | None = None,
+) -> int:
+    """Run a command on each store and show its result, or all results as one JSON document.
+
+    A store that fails does not stop the others. ``finish`` comes after them: it may add to
+    the JSON answers. Returns the highest exit code.
+    """
+    answers: dict[str, Any] = {}
     worst = OK
     for store in found:
-        if store.name and not quiet:
+        if store.name and not as_json:
             out.print(f"[bold]{store.name}[/bold]", soft_wrap=True)
         try:
-            code = work(store)
+            answer = run(store)
+            if as_json:
+                answers[store.name] = answer.document()
+            else:
+                show(store, answer.result)
+            code = answer.code
         except QuiverError as error:
             error.details.setdefault("where", str(store.path))
             if len(found) == 1:
@@ -224,10 +252,14 @@ def over_all(found: list[Store], work: Callable[[Store], int], *, quiet: bool) -
             tell(error, str(store.path))
             code = _code_of(error)
         worst = max(worst, code)
+    if finish is not None:
+        worst = max(worst, finish(answers))
+    if as_json:
+        _print_json(found, answers)
     return worst
 
 
-def print_json(found: list[Store], answers: dict[str, Any]) -> None:
+def _print_json(found: list[Store], answers: dict[str, Any]) -> None:
     """One document: of the store, or of all of them by name."""
     document = answers[""] if "" in answers and len(found) == 1 else {"stores": answers}
     sys.stdout.write(json.dumps(document, indent=1) + "\n")

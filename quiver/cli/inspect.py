@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.table import Table
 
 from quiver.cli.frame import (
+    Answer,
     AsJson,
     Directory,
     Store,
     bullets,
     code_for,
+    exit_with,
+    for_each_store,
     help_text,
     out,
-    over_all,
-    print_json,
     show_newer,
     stores,
-    told,
 )
 from quiver.clock import SystemClock
 from quiver.offline.summary import SegmentRow, Summary, summarize
@@ -47,25 +47,20 @@ All = Annotated[bool, typer.Option("--all", help="List every segment and every f
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("inspect", help=HELP)(told(_inspect))
+    app.command("inspect", help=HELP)(exit_with(_inspect))
 
 
 def _inspect(directory: Directory, as_json: AsJson = False, everything: All = False) -> int:
-    found = stores(directory)
-    answers: dict[str, Any] = {}
-
-    def work(store: Store) -> int:
+    def run(store: Store) -> Answer[Summary]:
         summary = summarize(store.disk, SystemClock())
-        if as_json:
-            answers[store.name] = {"sound": summary.sound, **asdict(summary)}
-        else:
-            _show(store, summary, everything)
-        return code_for(summary)
+        return Answer(
+            summary, code_for(summary), lambda: {"sound": summary.sound, **asdict(summary)}
+        )
 
-    code = over_all(found, work, quiet=as_json)
-    if as_json:
-        print_json(found, answers)
-    return code
+    def show(store: Store, summary: Summary) -> None:
+        _show(store, summary, everything)
+
+    return for_each_store(stores(directory), run, show, as_json=as_json)
 
 
 def _show(store: Store, summary: Summary, everything: bool) -> None:

@@ -10,18 +10,18 @@ import typer
 
 from quiver.cli.commands import DAMAGED, NEWER, OK
 from quiver.cli.frame import (
+    Answer,
     AsJson,
     Directory,
     Store,
     bullets,
+    exit_with,
+    for_each_store,
     help_text,
     out,
-    over_all,
-    print_json,
     reading,
     show_newer,
     stores,
-    told,
 )
 from quiver.clock import SystemClock
 from quiver.disk.disk import Disk
@@ -52,17 +52,15 @@ _NUMBERS = "Written anew; a stream that is made again begins far behind."
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("repair", help=HELP)(told(_repair))
+    app.command("repair", help=HELP)(exit_with(_repair))
 
 
 def _repair(directory: Directory, yes: Yes = False, as_json: AsJson = False) -> int:
-    found = stores(directory)
-    answers: dict[str, Any] = {}
-
-    def work(store: Store) -> int:
+    def run(store: Store) -> Answer[tuple[str, ...]]:
         with reading("checking", store, quiet=as_json) as watch:
             plan = Plan(store.disk, watch)
         mended = None
+        kept: tuple[str, ...] = ()
         beside = Beside() if store.beside is None else check_stream(store.beside)
         is_needed = plan.is_needed or bool(beside.problems)
         if not as_json:
@@ -70,26 +68,27 @@ def _repair(directory: Directory, yes: Yes = False, as_json: AsJson = False) -> 
         if yes and plan.is_needed:
             mended = mend(store.disk, SystemClock(), where=str(store.path))
             if not as_json:
-                _show_done(store, mended)
+                _show_done(store, mended)  # here: it is done, though what follows may fail
         if yes and store.beside is not None and beside.problems:
             kept = mend_stream(store.beside, beside)
-            if not as_json:
-                bullets(f"kept beside the store: {path}" for path in kept)
-        answers[store.name] = {
+        document = {
             "needed": is_needed,
             "plan": [asdict(action) for action in (*plan.actions, *_actions(beside))],
             "done": None if mended is None else asdict(mended),
         }
-        if beside.newer:
-            return NEWER
-        return OK if yes or not is_needed else DAMAGED
+        code = OK if yes or not is_needed else DAMAGED
+        return Answer(kept, NEWER if beside.newer else code, lambda: document)
 
-    code = over_all(found, work, quiet=as_json)
-    if found[0].beside is not None:
-        code = max(code, _repair_root(directory, answers, yes, quiet=as_json))
-    if as_json:
-        print_json(found, answers)
-    return code
+    def show(store: Store, kept: tuple[str, ...]) -> None:
+        bullets(f"kept beside the store: {path}" for path in kept)
+
+    def finish(answers: dict[str, Any]) -> int:
+        if found[0].beside is None:
+            return OK
+        return _repair_root(directory, answers, yes, quiet=as_json)
+
+    found = stores(directory)
+    return for_each_store(found, run, show, as_json=as_json, finish=finish)
 
 
 def _repair_root(directory: Path, answers: dict[str, Any], yes: bool, *, quiet: bool) -> int:

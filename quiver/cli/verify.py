@@ -9,20 +9,20 @@ import typer
 
 from quiver.cli.commands import DAMAGED, NEWER, OK
 from quiver.cli.frame import (
+    Answer,
     AsJson,
     Directory,
     Store,
     bullets,
     code_for,
+    exit_with,
+    for_each_store,
     help_text,
     out,
-    over_all,
-    print_json,
     reading,
     show_newer,
     stores,
     streams_without_store,
-    told,
 )
 from quiver.disk.disk import Disk
 from quiver.disk.posix import PosixDisk
@@ -44,34 +44,31 @@ HELP = help_text(
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("verify", help=HELP)(told(_verify))
+    app.command("verify", help=HELP)(exit_with(_verify))
 
 
 def _verify(directory: Directory, as_json: AsJson = False) -> int:
-    found = stores(directory)
-    answers: dict[str, Any] = {}
-
-    def work(store: Store) -> int:
+    def run(store: Store) -> Answer[Verdict]:
         with reading("checking", store, quiet=as_json) as watch:
             verdict = verify(store.disk, watch=watch)
         if store.beside is not None:
             verdict = verdict.with_files_beside(check_stream(store.beside))
-        if as_json:
-            answers[store.name] = {"sound": verdict.sound, **asdict(verdict)}
-        else:
-            _show(store, verdict)
-        return code_for(verdict)
+        return Answer(
+            verdict, code_for(verdict), lambda: {"sound": verdict.sound, **asdict(verdict)}
+        )
 
-    code = over_all(found, work, quiet=as_json)
-    if found[0].beside is not None:
+    def finish(answers: dict[str, Any]) -> int:
+        if found[0].beside is None:
+            return OK
+        code = OK
         for stream in streams_without_store(directory, found):
             beside = check_stream(Disk(PosixDisk(stream)))
             code = max(code, _show_beside(stream.name, beside, answers, quiet=as_json))
         beside = check_root(Disk(PosixDisk(directory)))
-        code = max(code, _show_beside(".", beside, answers, quiet=as_json))
-    if as_json:
-        print_json(found, answers)
-    return code
+        return max(code, _show_beside(".", beside, answers, quiet=as_json))
+
+    found = stores(directory)
+    return for_each_store(found, run, _show, as_json=as_json, finish=finish)
 
 
 def _show_beside(name: str, beside: Beside, answers: dict[str, Any], *, quiet: bool) -> int:
