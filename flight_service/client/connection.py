@@ -12,9 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow.flight as flight
 
@@ -23,6 +21,9 @@ from flight_service.client.forking import check_can_connect, guard
 from flight_service.client.retry import Retry, call
 from flight_service.protocol.actions import ACTIONS
 from flight_service.protocol.message import Message
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DEFAULT_PORT: Final = 8815
 CALL_TIMEOUT: Final = 60.0
@@ -69,6 +70,8 @@ class Address:
     @classmethod
     def parse(cls, url: str) -> Address:
         """Read an address; the mistakes people make get a helpful answer."""
+        from urllib.parse import urlsplit
+
         parts = urlsplit(url)
         if parts.scheme == "grpc+unix":
             return cls(url, "", False)
@@ -94,7 +97,8 @@ class Address:
 def _pem(source: bytes | str | Path | None) -> bytes | None:
     if source is None or isinstance(source, bytes):
         return source
-    return Path(source).read_bytes()
+    with open(source, "rb") as file:
+        return file.read()
 
 
 @dataclass(frozen=True, slots=True)

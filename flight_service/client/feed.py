@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from flight_service.client.bundle import DEFERRED, Delivered
@@ -403,8 +402,8 @@ class Feed:
         if ask or (not messages and (beat or self._credit)):
             messages.append(ClientMessage(ping=ask or beat, id=self._ping if ask else None))
         if messages and self._credit:
-            messages[-1] = replace(
-                messages[-1], credit=self._credit, credit_bytes=self._credit_bytes
+            messages[-1] = messages[-1].changed(
+                credit=self._credit, credit_bytes=self._credit_bytes
             )
             self._credit = self._credit_bytes = 0
         if messages:

@@ -8,7 +8,6 @@ wait and the time until giving up.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +39,8 @@ class Backoff:
     ) -> None:
         self._policy = policy
         self._clock = clock
+        import random  # here: with the hash functions it brings it is slow to import
+
         self._random = random.Random(seed)
         self.failures = 0
         self._since: float | None = None

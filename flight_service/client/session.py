@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flight_service.client.connection import CALL_TIMEOUT, Connection, Tls, Token
 from flight_service.client.errors import ClientError, Disconnected, Forked
@@ -24,6 +23,9 @@ from flight_service.protocol.actions import (
     StatusReport,
     StreamList,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CONNECT_WAIT: Final = 5.0
 

@@ -13,7 +13,7 @@ Everything happens in the caller's thread; only receipts come on another one.
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -218,7 +218,7 @@ class StageWriter:
         self._stream = stream
         self._app = app
         self._version = version
-        self._attempt = attempt or secrets.token_hex(8)
+        self._attempt = attempt or os.urandom(8).hex()
         self._window = window
         self._window_bytes = window_bytes
         self._part_bytes = part_bytes

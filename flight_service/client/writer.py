@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import secrets
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -96,9 +96,9 @@ class Writer:
         self._window_bytes = window_bytes
         self._backoff = Backoff(retry)
         self._on_reject = on_reject
-        self._prefix = secrets.token_hex(8)
+        self._prefix = os.urandom(8).hex()
         # Under a key of our own we never send anything else: no need to hash it to be sure.
-        self._vouched = secrets.token_bytes(32)
+        self._vouched = os.urandom(32)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # for those who wait for room, receipts
         self._work = threading.Condition(self._lock)  # for the courier

@@ -1,4 +1,4 @@
-"""Strict JSON objects as frozen dataclasses.
+"""Strict JSON objects as frozen values.
 
 A message class declares its fields once, each with a kind (what values it takes), a
 default and a line of explanation; reading, writing and the documentation follow from
@@ -12,15 +12,18 @@ that::
 Reading is strict: UTF-8 only, one object, no name twice, ``"v"`` must be 1, no unknown
 field, every value of its kind and within its bounds.  What is left out has its default;
 ``null`` is the same as left out.  Writing leaves defaults out.
+
+To a type checker a message is a frozen dataclass with keyword arguments.  Its methods are in the
+base class and go by the table of fields: `dataclass` would compile eight functions for each of
+some sixty classes, a quarter of the time that importing the client took.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Self, dataclass_transform
+from dataclasses import MISSING, FrozenInstanceError, dataclass
+from typing import Any, ClassVar, Final, Never, Self, dataclass_transform
 
 from flight_service.protocol.errors import ServiceError
 from flight_service.protocol.names import MAX_SLOTS, check_name, read_ref, read_refs, write_refs
@@ -32,7 +35,7 @@ MAX_TEXT: Final = 1_024
 MAX_COLUMNS: Final = 2_000
 MAX_TIME_NS: Final = 2**63 - 1
 
-_MISSING: Final[Any] = dataclasses.MISSING
+_MISSING: Final[Any] = MISSING
 
 
 def bad(message: str, **details: object) -> ServiceError:
@@ -213,20 +216,25 @@ COUNT: Final = whole(0, MAX_TIME_NS)
 TEXT: Final = text(empty=True)
 
 
+class FieldInfo:
+    """A declared field."""
+
+    __slots__ = ("default", "doc", "kind", "name", "required")
+
+    def __init__(self, kind: Kind, default: Any, doc: str) -> None:
+        self.name = ""
+        self.kind = kind
+        self.doc = doc
+        self.required = default is _MISSING
+        self.default = None if self.required else default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+
 def of(kind: Kind, default: Any = _MISSING, *, doc: str) -> Any:
     """Declare a field: its kind, its default (none: it must be given), what it is for."""
-    return dataclasses.field(default=default, metadata={"kind": kind, "doc": doc})
-
-
-@dataclass(frozen=True, slots=True)
-class FieldInfo:
-    """A declared field, for documentation."""
-
-    name: str
-    kind: Kind
-    doc: str
-    required: bool
-    default: Any
+    return FieldInfo(kind, default, doc)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(of,))
@@ -239,21 +247,50 @@ class Message:
     _required: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
-        dataclass(frozen=True, kw_only=True)(cls)
-        # Made a dataclass in the line above, which mypy does not follow.
-        cls._table = {
-            field.name: FieldInfo(
-                field.name,
-                field.metadata["kind"],
-                field.metadata["doc"],
-                field.default is _MISSING,
-                None if field.default is _MISSING else field.default,
-            )
-            for field in dataclasses.fields(cls)  # type: ignore[arg-type]
-        }
+        own = {name: info for name, info in vars(cls).items() if isinstance(info, FieldInfo)}
+        for name, info in own.items():
+            if info.required:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, info.default)
+        cls._table = cls._table | own
         table = cls._table.values()
         cls._defaults = {info.name: info.default for info in table if not info.required}
         cls._required = frozenset(info.name for info in table if info.required)
+
+    def __init__(self, **values: Any) -> None:
+        fields = self._defaults | values
+        # All that is required is there and nothing is too many: then nothing is unknown either.
+        if len(fields) != len(self._table) or not self._required <= values.keys():
+            self._refuse(values)
+        self.__dict__.update(fields)
+
+    def _refuse(self, values: dict[str, Any]) -> Never:
+        unknown = ", ".join(values.keys() - self._table.keys())
+        missing = ", ".join(self._required - values.keys())
+        raise TypeError(
+            f"{type(self).__name__}: unknown: {unknown or '-'}; missing: {missing or '-'}"
+        )
+
+    def __setattr__(self, name: str, value: object) -> Never:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> Never:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return self.__dict__ == other.__dict__ if type(self) is type(other) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.__dict__[name] for name in self._table))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={self.__dict__[name]!r}" for name in self._table)
+        return f"{type(self).__qualname__}({shown})"
+
+    def changed(self, **values: Any) -> Self:
+        """A copy with other values in some fields."""
+        return type(self)(**{**self.__dict__, **values})
 
     @classmethod
     def fields(cls) -> list[FieldInfo]:

@@ -21,7 +21,6 @@ had not finished.
 
 from __future__ import annotations
 
-import base64
 import binascii
 from typing import Any, ClassVar, Final
 
@@ -59,13 +58,15 @@ Run = tuple[int, int, int]
 def _read_base64(value: Any, where: str) -> bytes:
     if isinstance(value, str) and len(value) <= MAX_SCHEMA_TEXT:
         try:
-            return base64.b64decode(value, validate=True)
+            return binascii.a2b_base64(value, strict_mode=True)
         except (binascii.Error, ValueError):
             pass
     raise bad(f"{where} must be base64.")
 
 
-BASE64: Final = Kind("base64", _read_base64, lambda value: base64.b64encode(value).decode())
+BASE64: Final = Kind(
+    "base64", _read_base64, lambda value: binascii.b2a_base64(value, newline=False).decode()
+)
 RUNS: Final = Kind("list of [segment, first, count]", read_runs, lambda runs: [*map(list, runs)])
 
 
