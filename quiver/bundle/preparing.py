@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -24,7 +24,6 @@ from quiver.bundle.slots import (
     not_a_batch,
     validate,
 )
-from quiver.config import Config
 from quiver.errors import InvalidBundle, LimitExceeded
 from quiver.format.arrow.ipc import EncodedBatch, encode_batch, parse_stream, schema_message
 from quiver.format.arrow.schema import SchemaMessage
@@ -37,6 +36,9 @@ from quiver.format.wal.entry import (
     prepare_bundle,
 )
 from quiver.ids import MAX_SLOTS, slot_name
+
+if TYPE_CHECKING:
+    from quiver.config import Config
 
 
 class _Checked(NamedTuple):

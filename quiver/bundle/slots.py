@@ -9,13 +9,15 @@ limit that was hit.  Inside the store everything is already valid.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from quiver.config import LimitsConfig
 from quiver.errors import InvalidBundle, LayoutMismatch, LimitExceeded
 from quiver.ids import MAX_SLOTS, slot_name
+
+if TYPE_CHECKING:
+    from quiver.config import LimitsConfig
 
 T = TypeVar("T")
 BySlot: TypeAlias = Mapping[str, T] | Mapping[int, T] | Mapping[str | int, T]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from quiver.config import SegmentConfig
 from quiver.segment.open_segment import OpenSegment
+
+if TYPE_CHECKING:
+    from quiver.config import SegmentConfig
 
 
 class Trigger(StrEnum):

@@ -59,11 +59,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 
-from quiver.config import Config
 from quiver.disk.descriptors import DESCRIPTORS
 from quiver.disk.disk import Disk
 from quiver.errors import BundleGone, SegmentDamage, SlotNotInBundle, UnknownBundle
@@ -82,6 +81,9 @@ from quiver.segment.open_segment import OpenSegment
 from quiver.segment.reader import SegmentReader
 from quiver.segment.source import Mapping as FileMapping
 from quiver.segment.view import SegmentView
+
+if TYPE_CHECKING:
+    from quiver.config import Config
 
 ALL: Final = 1 << 64
 """Above every segment number."""
@@ -209,7 +211,10 @@ class Segments:
     """Where every segment of one store is. See the table above."""
 
     def __init__(self, disk: Disk, config: Config | None = None) -> None:
-        config = config or Config()
+        if config is None:
+            from quiver.config import Config  # here: tools that only read have no settings
+
+            config = Config()
         self._disk = disk
         self._config = config.segment
         self._mode = config.read_mode

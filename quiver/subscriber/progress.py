@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from quiver.config import CorruptProgress
 from quiver.disk import quarantine
 from quiver.disk.disk import TMP_SUFFIX, Disk
 from quiver.errors import ProgressCorrupt, UnsupportedVersion
@@ -26,6 +25,9 @@ from quiver.format.progress import (
 )
 from quiver.ids import BundleRef
 from quiver.subscriber.state import EARLIEST, SubscriberState
+
+if TYPE_CHECKING:
+    from quiver.config import CorruptProgress
 
 FILE_PREFIX: Final = "quiver.sub."
 

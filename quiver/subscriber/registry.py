@@ -10,9 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from quiver.config import CorruptProgress
 from quiver.disk.disk import Disk
 from quiver.errors import InvalidInput, ProgressCorrupt, QuiverError, UnknownSubscriber
 from quiver.format.progress import Progress
@@ -20,6 +19,9 @@ from quiver.ids import BundleRef, subscriber_id
 from quiver.subscriber.progress import Recovered, recover, remove_leftovers
 from quiver.subscriber.state import EARLIEST, SubscriberState
 from quiver.subscriber.subscriber import Status, Subscriber
+
+if TYPE_CHECKING:
+    from quiver.config import CorruptProgress
 
 
 class Shown(Protocol):

@@ -35,9 +35,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from quiver.config import RetentionConfig
 from quiver.format.state import Ground
+
+if TYPE_CHECKING:
+    from quiver.config import RetentionConfig
 
 _NS_PER_SECOND = 1_000_000_000
 

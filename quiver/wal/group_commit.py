@@ -16,13 +16,15 @@ makes it happen before anybody waits.
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from quiver.clock import Clock, SystemClock
-from quiver.config import WalConfig
 from quiver.errors import StoreClosed, WaitTimeout
 from quiver.forking import guard
 from quiver.wal.writer import WalWriter
+
+if TYPE_CHECKING:
+    from quiver.config import WalConfig
 
 
 class Waitable(Protocol):

@@ -25,9 +25,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from quiver.clock import Clock
-from quiver.config import WalConfig
 from quiver.disk.disk import Disk, File
 from quiver.errors import IoFault, Poisoned, QuiverError, StorageFull
 from quiver.format.wal.header import HEADER_SIZE, encode_header, seed_of
@@ -35,6 +35,9 @@ from quiver.format.wal.scan import TERMINATOR
 from quiver.wal.capacity import Group, Plan
 from quiver.wal.contents import LogStart
 from quiver.wal.files import ACTIVE, DIRECTORY, NEW, SPARE, rotated_path
+
+if TYPE_CHECKING:
+    from quiver.config import WalConfig
 
 
 @dataclass(slots=True)

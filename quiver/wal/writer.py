@@ -16,10 +16,9 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from quiver.clock import Clock, StoreTimes, SystemClock
-from quiver.config import WalConfig
 from quiver.disk.disk import Disk
 from quiver.errors import Backpressure, IoFault, Poisoned, QuiverError, Reason, StoreClosed
 from quiver.format.crc import Bytes
@@ -27,6 +26,9 @@ from quiver.format.wal.entry import SEAL, WATERMARK, control_size, encode_contro
 from quiver.wal.capacity import Completable, Group, Plan
 from quiver.wal.contents import LogStart
 from quiver.wal.log_files import LogFiles
+
+if TYPE_CHECKING:
+    from quiver.config import WalConfig
 
 WAL_FULL_RETRY_MS: Final = 100
 
