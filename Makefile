@@ -14,7 +14,7 @@ ROUND   ?=
 CODE    := $(wildcard quiver flight_service spark_client tests benchmarks examples docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo example check test images lint lines unit coverage system compat spark integration crash chaos prove soak bench budget peers pictures up down clean
+.PHONY: help setup demo example check test images lint lines unit coverage system compat packaging spark integration crash chaos prove soak bench budget peers pictures up down clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,7 +37,7 @@ demo: $(STAMP) ## A Spark job puts a million rows, the server is killed hard: no
 example: $(STAMP) ## A pipeline: logs from Quiver, error rates by Spark, back to Quiver, to Parquet
 	@$(BIN)/python -m examples.telemetry
 
-test: lint images unit system compat spark integration crash ## All checks: lint, then every test
+test: lint images unit system compat packaging spark integration crash ## All checks: lint, then every test
 
 check: lint unit ## Before each commit: lint, types, layers and the unit tests
 
@@ -54,6 +54,10 @@ system: $(STAMP) ## Tests with failing disks, killed processes, many threads, re
 
 compat: $(STAMP) ## Directories, requests and clients of earlier versions against this one
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) tests/compat
+
+# In one process: its tests share the wheel and the environments.
+packaging: $(STAMP) ## The wheel in clean environments: base, each extra, all, the client alone
+	@$(BIN)/python -m pytest $(ARGS) tests/packaging
 
 # Each test process has a Spark of its own; the cluster is in one of them.
 spark: $(STAMP) ## Tests with real Spark (needs Java 17 or newer), local and on a cluster
