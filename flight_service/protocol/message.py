@@ -15,7 +15,7 @@ field, every value of its kind and within its bounds.  What is left out has its 
 
 To a type checker a message is a frozen dataclass with keyword arguments.  Its methods are in the
 base class and go by the table of fields: `dataclass` would compile eight functions for each of
-some sixty classes, a quarter of the time that importing the client took.
+some sixty classes, 20 ms of every import of the client, more than all the rest of it takes.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def test_serve_from_start_to_sigterm(tmp_path: Path) -> None:
 def test_the_commands_belong_to_the_one_command() -> None:
     """quiver is one command: the library's tools and the server's, in two groups."""
     group = typer.main.get_command(app)
-    assert set(COMMANDS) | {"inspect", "verify", "repair", "dump"} <= set(group.commands)  # type: ignore[attr-defined]
+    assert set(COMMANDS) | {"inspect", "verify", "repair", "dump"} <= set(group.list_commands(None))  # type: ignore[attr-defined]
 
 
 def test_status_tells_what_is_staged(server: Server, run: Run) -> None:
