@@ -16,6 +16,7 @@ import pytest
 from tests.packaging.venvs import Environment, clean_environment
 
 RUNS: Final = 9
+ROUNDS: Final = 5
 
 LIBRARY: Final = "import pyarrow, pydantic, structlog"
 FLIGHT: Final = "import pyarrow, pyarrow.flight"
@@ -35,18 +36,27 @@ def cpu_seconds(environment: Environment, code: str) -> float:
     return used.ru_utime + used.ru_stime
 
 
-def ratio(environment: Environment, code: str, reference: str) -> float:
-    """How many times as long one takes as the other; they take turns."""
-    pairs = [
-        (cpu_seconds(environment, code), cpu_seconds(environment, reference)) for _ in range(RUNS)
-    ]
-    return min(own for own, _ in pairs) / min(other for _, other in pairs)
+def ratio(environment: Environment, code: str, reference: str, bar: float) -> float:
+    """How many times as long one takes as the other, at best; they take turns.
+
+    Measured again, up to a limit, while it is over the bar: other work on the machine makes a
+    run slower, never faster.
+    """
+    own: list[float] = []
+    other: list[float] = []
+    for _ in range(ROUNDS):
+        for _ in range(RUNS):
+            own.append(cpu_seconds(environment, code))
+            other.append(cpu_seconds(environment, reference))
+        if min(own) <= bar * min(other):
+            break
+    return min(own) / min(other)
 
 
 def test_library(base: Environment) -> None:
     """Scenario: ``import quiver``. Guarantee: at most 1.3 times what its dependencies take. (It
     takes much less: names are imported on first use.)"""
-    assert ratio(base, "import quiver", LIBRARY) <= 1.3
+    assert ratio(base, "import quiver", LIBRARY, 1.3) <= 1.3
 
 
 def test_whole_engine(base: Environment) -> None:
@@ -56,19 +66,19 @@ def test_whole_engine(base: Environment) -> None:
     ``import pydantic`` puts off, an eighth ``pyarrow.compute``, which the first put would wait
     for otherwise, and the rest the engine's modules.
     """
-    assert ratio(base, "import quiver; quiver.open", LIBRARY) <= 3.0
+    assert ratio(base, "import quiver; quiver.open", LIBRARY, 3.0) <= 3.0
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "dump", "repair"])
 def test_command(base: Environment, command: str) -> None:
     """Scenario: an offline command. Guarantee: at most twice what the dependencies take."""
-    assert ratio(base, f"import quiver.cli.{command}", LIBRARY) <= 2.0
+    assert ratio(base, f"import quiver.cli.{command}", LIBRARY, 2.0) <= 2.0
 
 
 def test_client(everything: Environment) -> None:
     """Scenario: the client, where numpy is installed, as it mostly is with pyarrow. Guarantee: at
     most 1.3 times what pyarrow takes."""
-    assert ratio(everything, CLIENT, FLIGHT) <= 1.3
+    assert ratio(everything, CLIENT, FLIGHT, 1.3) <= 1.3
 
 
 def test_client_without_numpy(client: Environment) -> None:
@@ -79,7 +89,7 @@ def test_client_without_numpy(client: Environment) -> None:
     `typing`, `json`, `inspect` and `dataclasses` of the standard library are loaded by the client
     instead of by numpy.
     """
-    assert ratio(client, CLIENT, FLIGHT) <= 1.8
+    assert ratio(client, CLIENT, FLIGHT, 1.8) <= 1.8
 
 
 @pytest.mark.parametrize(
