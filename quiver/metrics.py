@@ -35,7 +35,7 @@ SECONDS: Final = tuple(1e-5 * 2**n for n in range(24))
 BYTES: Final = tuple(float(256 * 4**n) for n in range(13))
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -46,26 +46,26 @@ class Metric:
     """A declared metric: its name is part of the interface."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     description: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = field(default=(), repr=False)
 
 
 def _counter(name: str, description: str, *labels: str) -> Metric:
-    return Metric(name, Kind.COUNTER, description, labels)
+    return Metric(name, MetricKind.COUNTER, description, labels)
 
 
 def _gauge(name: str, description: str, *labels: str) -> Metric:
-    return Metric(name, Kind.GAUGE, description, labels)
+    return Metric(name, MetricKind.GAUGE, description, labels)
 
 
 def _seconds(name: str, description: str, *labels: str) -> Metric:
-    return Metric(name, Kind.HISTOGRAM, description, labels, SECONDS)
+    return Metric(name, MetricKind.HISTOGRAM, description, labels, SECONDS)
 
 
 def _bytes(name: str, description: str, *labels: str) -> Metric:
-    return Metric(name, Kind.HISTOGRAM, description, labels, BYTES)
+    return Metric(name, MetricKind.HISTOGRAM, description, labels, BYTES)
 
 
 # ingest
@@ -252,13 +252,13 @@ class Metrics:
         self._series: dict[Metric, dict[Labels, Instrument]] = {}
 
     def counter(self, metric: Metric, **labels: str) -> Counter:
-        return self._get(metric, Kind.COUNTER, labels, Counter)
+        return self._get(metric, MetricKind.COUNTER, labels, Counter)
 
     def gauge(self, metric: Metric, **labels: str) -> Gauge:
-        return self._get(metric, Kind.GAUGE, labels, Gauge)
+        return self._get(metric, MetricKind.GAUGE, labels, Gauge)
 
     def histogram(self, metric: Metric, **labels: str) -> Histogram:
-        return self._get(metric, Kind.HISTOGRAM, labels, lambda: Histogram(metric.bounds))
+        return self._get(metric, MetricKind.HISTOGRAM, labels, lambda: Histogram(metric.bounds))
 
     def forget(self, metric: Metric, **labels: str) -> None:
         """Drop a series whose subject is gone, such as an unregistered subscriber's lag."""
@@ -275,7 +275,7 @@ class Metrics:
         return sorted(samples, key=lambda sample: (sample.metric.name, sample.labels))
 
     def _get(
-        self, metric: Metric, kind: Kind, labels: Mapping[str, str], make: Callable[[], _I]
+        self, metric: Metric, kind: MetricKind, labels: Mapping[str, str], make: Callable[[], _I]
     ) -> _I:
         if metric.kind is not kind:
             raise TypeError(f"{metric.name} is a {metric.kind}, not a {kind}")

@@ -25,14 +25,14 @@ _NUMBER: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OptionKind:
     """A set of allowed values; ``read`` raises ``ValueError`` for others."""
 
     name: str
     read: Callable[[str], Any]
 
 
-def text() -> Kind:
+def text() -> OptionKind:
     """Any text but none at all."""
 
     def read(given: str) -> str:
@@ -40,10 +40,10 @@ def text() -> Kind:
             raise ValueError
         return given.strip()
 
-    return Kind("text", read)
+    return OptionKind("text", read)
 
 
-def flag() -> Kind:
+def flag() -> OptionKind:
     """Yes or no, as Spark writes it."""
     words = {"true": True, "false": False}
 
@@ -52,10 +52,10 @@ def flag() -> Kind:
             raise ValueError
         return words[given.strip().lower()]
 
-    return Kind("true or false", read)
+    return OptionKind("true or false", read)
 
 
-def whole(minimum: int, maximum: int) -> Kind:
+def whole(minimum: int, maximum: int) -> OptionKind:
     """A whole number within bounds."""
 
     def read(given: str) -> int:
@@ -64,10 +64,10 @@ def whole(minimum: int, maximum: int) -> Kind:
             raise ValueError
         return value
 
-    return Kind(f"a whole number from {minimum:,} to {maximum:,}", read)
+    return OptionKind(f"a whole number from {minimum:,} to {maximum:,}", read)
 
 
-def choice(*words: str) -> Kind:
+def choice(*words: str) -> OptionKind:
     """One of a few words, in any case."""
     found = {word.lower(): word for word in words}
 
@@ -76,10 +76,10 @@ def choice(*words: str) -> Kind:
             raise ValueError
         return found[given.strip().lower()]
 
-    return Kind(" | ".join(words), read)
+    return OptionKind(" | ".join(words), read)
 
 
-def words() -> Kind:
+def words() -> OptionKind:
     """Names, separated by commas; none twice."""
 
     def read(given: str) -> tuple[str, ...]:
@@ -88,10 +88,10 @@ def words() -> Kind:
             raise ValueError
         return names
 
-    return Kind("names, separated by commas", read)
+    return OptionKind("names, separated by commas", read)
 
 
-def size(minimum: int = 1) -> Kind:
+def size(minimum: int = 1) -> OptionKind:
     """Bytes, as people write them."""
 
     def read(given: str) -> int:
@@ -100,12 +100,12 @@ def size(minimum: int = 1) -> Kind:
             raise ValueError
         return value
 
-    return Kind(f"a size of at least {minimum:,} bytes, such as 64MiB", read)
+    return OptionKind(f"a size of at least {minimum:,} bytes, such as 64MiB", read)
 
 
-def duration() -> Kind:
+def duration() -> OptionKind:
     """Seconds, as people write them: always with a unit."""
-    return Kind(
+    return OptionKind(
         "a time with its unit, such as 500ms, 30s, 5m", lambda given: _scaled(given, _TIMES)
     )
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from flight_service.client.errors import BadRequest
 from flight_service.client.retry import Retry
 from spark_client.credentials import Credentials
-from spark_client.kinds import Kind, choice, duration, flag, size, text, whole, words
+from spark_client.kinds import OptionKind, choice, duration, flag, size, text, whole, words
 from spark_client.url import Target
 
 PUT: Final = "put"
@@ -39,7 +39,7 @@ class Option:
     """One option."""
 
     name: str
-    kind: Kind
+    kind: OptionKind
     default: str | None
     uses: frozenset[str]
     help: str

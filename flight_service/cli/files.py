@@ -62,7 +62,7 @@ def format_of(path: str, given: str | None) -> str:
 # In
 
 
-class Source:
+class InputFile:
     """A file as batches of at most so many rows."""
 
     def __init__(self, path: str, form: str, rows: int) -> None:
@@ -110,7 +110,7 @@ class Source:
 # Out
 
 
-class Writer(Protocol):
+class FileWriter(Protocol):
     """What every format's writer can do."""
 
     def write_batch(self, batch: pa.RecordBatch) -> None: ...
@@ -132,7 +132,7 @@ class _Lines:
         self._sink.flush()
 
 
-def _open(form: str, sink: Any, schema: pa.Schema) -> Writer:
+def _open(form: str, sink: Any, schema: pa.Schema) -> FileWriter:
     makers: dict[str, Callable[[], Any]] = {
         "parquet": lambda: pq.ParquetWriter(sink, schema, compression="zstd"),
         "arrow": lambda: pa.ipc.new_file(sink, schema),
@@ -140,7 +140,7 @@ def _open(form: str, sink: Any, schema: pa.Schema) -> Writer:
         "csv": lambda: csv.CSVWriter(sink, schema),
         "jsonl": lambda: _Lines(sink),
     }
-    writer: Writer = makers[form]()
+    writer: FileWriter = makers[form]()
     return writer
 
 
@@ -153,7 +153,7 @@ def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-class Target:
+class OutputFile:
     """A file that is there as a whole or not at all."""
 
     def __init__(self, path: Path, form: str, schema: pa.Schema) -> None:
@@ -190,7 +190,7 @@ class Target:
         self._file.close()
         self._part.unlink(missing_ok=True)
 
-    def __enter__(self) -> Target:
+    def __enter__(self) -> OutputFile:
         return self
 
     def __exit__(

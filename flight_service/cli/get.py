@@ -10,7 +10,7 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
-from flight_service.cli.files import Target, format_of
+from flight_service.cli.files import OutputFile, format_of
 from flight_service.cli.frame import (
     EXAMPLES,
     PANEL,
@@ -128,7 +128,7 @@ def _save(found: Iterator[Bundle], slot: str, to: Path, as_json: bool) -> int:
     """All bundles with that slot into one file, which appears when it is whole."""
     form = format_of(str(to), None)
     rows = bundles = 0
-    target: Target | None = None
+    target: OutputFile | None = None
     try:
         with bar(quiet=as_json) as progress:
             task = progress.add_task(str(to), total=None)
@@ -137,7 +137,7 @@ def _save(found: Iterator[Bundle], slot: str, to: Path, as_json: bool) -> int:
                 if batch is None:
                     continue
                 if target is None:
-                    target = Target(to, form, batch.schema)
+                    target = OutputFile(to, form, batch.schema)
                 target.write(_fitting(batch, target.schema, to))
                 rows, bundles = rows + batch.num_rows, bundles + 1
                 progress.update(task, completed=bundles)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from flight_service.cli.files import STDIN, Source, format_of
+from flight_service.cli.files import STDIN, InputFile, format_of
 from flight_service.cli.frame import (
     EXAMPLES,
     PANEL,
@@ -76,7 +76,7 @@ def _put(
     window: Window = 256,
     as_json: AsJson = False,
 ) -> int:
-    sources = [Source(path, format_of(path, form), rows) for path in files]
+    sources = [InputFile(path, format_of(path, form), rows) for path in files]
     attributes = dict(_attribute(one) for one in attr or [])
     began = time.monotonic()
     total = 0
@@ -90,7 +90,7 @@ def _put(
 
 def _put_file(
     writer: Writer,
-    source: Source,
+    source: InputFile,
     slot: str,
     attributes: dict[str, str],
     again: bool,

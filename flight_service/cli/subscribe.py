@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from flight_service.cli.files import ENDINGS, Target, format_of, sync_directory
+from flight_service.cli.files import ENDINGS, OutputFile, format_of, sync_directory
 from flight_service.cli.frame import (
     EXAMPLES,
     PANEL,
@@ -88,7 +88,7 @@ def register(app: typer.Typer) -> None:
     app.command("ack", help=page(ACK_HELP), rich_help_panel=PANEL)(with_client(_ack))
 
 
-class Group:
+class FileGroup:
     """Bundles in hand, and the files their rows go into."""
 
     def __init__(self, directory: Path, form: str, size: int, seconds: float) -> None:
@@ -97,7 +97,7 @@ class Group:
         self._size = size
         self._seconds = seconds
         self._bundles: list[Delivered] = []
-        self._files: dict[str, Target] = {}
+        self._files: dict[str, OutputFile] = {}
         self._began = 0.0
         self.written: list[Path] = []
         self.rows = 0
@@ -119,7 +119,7 @@ class Group:
         self._bundles.append(bundle)
         for slot, batch in bundle.items():
             if slot not in self._files:
-                self._files[slot] = Target(self._path(slot), self._form, batch.schema)
+                self._files[slot] = OutputFile(self._path(slot), self._form, batch.schema)
             self._files[slot].write(batch)
             self.rows += batch.num_rows
 
@@ -194,7 +194,7 @@ def _subscribe(
         if to is None:
             return _print(subscription, limit)
         to.mkdir(parents=True, exist_ok=True)
-        group = Group(to, form, nbytes, seconds)
+        group = FileGroup(to, form, nbytes, seconds)
         return _save(subscription, group, limit, follow, as_json)
 
 
@@ -245,7 +245,9 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
-def _save(subscription: Subscription, group: Group, limit: int, follow: bool, as_json: bool) -> int:
+def _save(
+    subscription: Subscription, group: FileGroup, limit: int, follow: bool, as_json: bool
+) -> int:
     interrupts = Interrupts()
     with interrupts.held():
         saved = _save_all(subscription, group, limit, follow, as_json, interrupts)
@@ -255,7 +257,7 @@ def _save(subscription: Subscription, group: Group, limit: int, follow: bool, as
 
 def _save_all(
     subscription: Subscription,
-    group: Group,
+    group: FileGroup,
     limit: int,
     follow: bool,
     as_json: bool,
@@ -286,7 +288,7 @@ def _save_all(
     return saved
 
 
-def _report(group: Group, saved: int, as_json: bool) -> None:
+def _report(group: FileGroup, saved: int, as_json: bool) -> None:
     files = [str(path) for path in group.written]
     if as_json:
         print_json({"bundles": saved, "rows": group.rows, "files": files})

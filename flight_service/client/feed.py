@@ -30,7 +30,7 @@ from flight_service.client.errors import (
     typed,
 )
 from flight_service.client.forking import guard
-from flight_service.client.outcomes import Group, Outcomes
+from flight_service.client.outcomes import OutcomeGroup, OutcomeQueue
 from flight_service.client.retry import Backoff, Retry
 from flight_service.protocol.actions import Outcomes as Taken
 from flight_service.protocol.exchange import ClientMessage, ServerMessage, SubscribeCommand
@@ -69,7 +69,7 @@ class Feed:
         self._buffer: deque[Arrived] = deque()
         self._held: set[Ref] = set()
         self._abandoned: deque[Ref] = deque()
-        self._outcomes = Outcomes()
+        self._outcomes = OutcomeQueue()
         self._credit = self._credit_bytes = 0
         self._lease = DEFAULT_LEASE
         self._send_at: float | None = None
@@ -154,7 +154,7 @@ class Feed:
         if durable and not group.done and ref in group.refs:
             raise group.error or self._failed or Closed("the subscription")
 
-    def _await_group(self, group: Group) -> None:
+    def _await_group(self, group: OutcomeGroup) -> None:
         """Wait until it is confirmed, or until the live call is none any more."""
         with self._lock:
             self._changed.wait_for(lambda: group.over() or self._stopping.is_set())
@@ -196,7 +196,7 @@ class Feed:
 
     def _await_all(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[OutcomeGroup],
         until: Callable[[], bool],
         timeout: float | None,
         deadline: float | None,
@@ -381,7 +381,7 @@ class Feed:
 
     def _decide(
         self, ref: Ref, kind: str, reason: str, delay_ms: int | None, durable: bool
-    ) -> Group:
+    ) -> OutcomeGroup:
         self._held.discard(ref)
         if kind == DEFERRED:
             # It comes again: what was asked before, answered or not, no longer tells whether
@@ -439,7 +439,7 @@ class Feed:
                 self._outcomes.still_late(groups)
                 self._changed.notify_all()
 
-    def _try_to_say(self, group: Group) -> tuple[Sequence[Ref], ClientError | None]:
+    def _try_to_say(self, group: OutcomeGroup) -> tuple[Sequence[Ref], ClientError | None]:
         """What the server refuses of it, and why; raises what may go better the next time."""
         try:
             refused = group.unfinished(self._say(group).problems)
@@ -460,7 +460,7 @@ class Feed:
         )
 
     def _settle_all(
-        self, groups: Sequence[Group], timeout: float | None, deadline: float | None
+        self, groups: Sequence[OutcomeGroup], timeout: float | None, deadline: float | None
     ) -> None:
         """The feed is closed: this thread says what is left, or waits for the one that does."""
         while not _all_over(groups):
@@ -468,7 +468,7 @@ class Feed:
             with self._lock:
                 self._await_all(groups, lambda: self._outcomes.has_late, timeout, deadline)
 
-    def _say(self, group: Group) -> Taken:
+    def _say(self, group: OutcomeGroup) -> Taken:
         name, request = group.request(self._command.stream, self._command.subscriber)
         return self._connection.action(name, request, Taken, retry=None)
 
@@ -527,11 +527,11 @@ class Feed:
             call.cancel()
 
 
-def _all_over(groups: Sequence[Group]) -> bool:
+def _all_over(groups: Sequence[OutcomeGroup]) -> bool:
     return all(group.over() for group in groups)
 
 
-def _raise_error_of(groups: Sequence[Group]) -> None:
+def _raise_error_of(groups: Sequence[OutcomeGroup]) -> None:
     """What the server refused, if it did."""
     for group in groups:
         if group.error is not None:

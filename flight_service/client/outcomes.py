@@ -20,7 +20,7 @@ that serves the next call.  A bundle that is in the user's hands again is no lon
 what was said about it is void.
 
 A lease that ran out, or an action that overtook a call, can bring a second copy of a bundle
-whose outcome is on its way.  :meth:`Outcomes.is_finishing` tells which copies must not be
+whose outcome is on its way.  :meth:`OutcomeQueue.is_finishing` tells which copies must not be
 handed out: from the moment an ack or a reject is said until a call that was made after it, or
 a message sent on the live call after it, shows that every copy has come.
 """
@@ -49,7 +49,7 @@ usual answer to an ack that is said twice: the first one counted, and the bundle
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class OutcomeGroup:
     """Refs with the same outcome."""
 
     kind: str
@@ -111,16 +111,16 @@ class Group:
         )
 
 
-class Outcomes:
+class OutcomeQueue:
     """The outcomes of one subscription on their way."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str, int | None, bool], Group] = {}
-        self._sent: dict[int, Group] = {}
-        self._full: list[Group] = []
-        self._late: list[Group] = []
-        self._saying: list[Group] = []
-        self._marks: list[Group] = []
+        self._open: dict[tuple[str, str, int | None, bool], OutcomeGroup] = {}
+        self._sent: dict[int, OutcomeGroup] = {}
+        self._full: list[OutcomeGroup] = []
+        self._late: list[OutcomeGroup] = []
+        self._saying: list[OutcomeGroup] = []
+        self._marks: list[OutcomeGroup] = []
         self._remembered: dict[Ref, tuple[str, str]] = {}
         self._doubtful: dict[Ref, tuple[str, str]] = {}
         self._finishing: set[Ref] = set()
@@ -132,7 +132,7 @@ class Outcomes:
         """Groups that are not done."""
         return len(self.under_way())
 
-    def under_way(self) -> list[Group]:
+    def under_way(self) -> list[OutcomeGroup]:
         """All of them."""
         waiting = [*self._full, *self._open.values(), *self._marks]
         return [*self._saying, *self._late, *self._sent.values(), *waiting]
@@ -156,12 +156,14 @@ class Outcomes:
         """Whether a copy of this bundle is one too many: its end is said, and on its way."""
         return ref in self._finishing
 
-    def say(self, ref: Ref, kind: str, reason: str, delay_ms: int | None, durable: bool) -> Group:
+    def say(
+        self, ref: Ref, kind: str, reason: str, delay_ms: int | None, durable: bool
+    ) -> OutcomeGroup:
         """Note an outcome; the group it travels with."""
         key = (kind, reason, delay_ms, durable)
         group = self._open.get(key)
         if group is None:
-            group = self._open[key] = Group(kind, reason, delay_ms, durable)
+            group = self._open[key] = OutcomeGroup(kind, reason, delay_ms, durable)
         group.refs.append(ref)
         if group.final:
             self._finishing.add(ref)
@@ -172,12 +174,12 @@ class Outcomes:
             self.urgent = True
         return group
 
-    def mark(self) -> Group:
+    def mark(self) -> OutcomeGroup:
         """Ask that everything the call confirms before it is on disk; done, or lost with the call.
 
         It says nothing about what is doubtful: see :meth:`doubts`.
         """
-        group = Group(ACKED, "", None, True)
+        group = OutcomeGroup(ACKED, "", None, True)
         group.overtaken, self._overtaken = self._overtaken, set()
         self._marks.append(group)
         self.urgent = True
@@ -186,9 +188,9 @@ class Outcomes:
     def doubts(self) -> set[Ref]:
         """Have everything doubtful said again; what that is."""
         found = set(self._doubtful)
-        groups: dict[tuple[str, str], Group] = {}
+        groups: dict[tuple[str, str], OutcomeGroup] = {}
         for ref, (kind, reason) in self._doubtful.items():
-            group = groups.setdefault((kind, reason), Group(kind, reason, None, False))
+            group = groups.setdefault((kind, reason), OutcomeGroup(kind, reason, None, False))
             group.refs.append(ref)
             if len(group.refs) >= MAX_GROUP:
                 self._late.append(groups.pop((kind, reason)))
@@ -249,7 +251,7 @@ class Outcomes:
             group.done = True
 
     def settled(
-        self, group: Group, refused: Collection[Ref] = (), error: ClientError | None = None
+        self, group: OutcomeGroup, refused: Collection[Ref] = (), error: ClientError | None = None
     ) -> None:
         """An action has delivered a late group, but for the refs that the server refused.
 
@@ -275,7 +277,7 @@ class Outcomes:
         """Whether an action has finished something behind a call's back."""
         return bool(self._overtaken)
 
-    def _remember(self, group: Group, refs: list[Ref]) -> None:
+    def _remember(self, group: OutcomeGroup, refs: list[Ref]) -> None:
         if group.final:
             self._remembered.update(dict.fromkeys(refs, (group.kind, group.reason)))
 
@@ -296,13 +298,13 @@ class Outcomes:
         self._open.clear()
         self.urgent = False
 
-    def take_late(self) -> list[Group]:
+    def take_late(self) -> list[OutcomeGroup]:
         """What has to be said by an action; give it back with :meth:`still_late` if that fails."""
         late, self._late = self._late, []
         self._saying += late
         return list(late)
 
-    def still_late(self, groups: Iterable[Group]) -> None:
+    def still_late(self, groups: Iterable[OutcomeGroup]) -> None:
         """Saying them failed for now."""
         back = list(groups)
         for group in back:

@@ -39,7 +39,7 @@ class SlotBatch(NamedTuple):
     ingestion_ts_ns: int | None
 
 
-class Parts:
+class TicketParts:
     """Reads of one stream, by ref."""
 
     def __init__(self, connection: Connection, stream: str, retry: Retry) -> None:

@@ -37,7 +37,7 @@ class WriterStats:
     reconnects: int
 
 
-class Owner(Protocol):
+class PendingOwner(Protocol):
     """The writer, as far as a pending bundle needs it."""
 
     def wait_for(self, ready: Callable[[], bool], timeout: float | None, what: str) -> None: ...
@@ -48,7 +48,7 @@ class Pending:
 
     __slots__ = ("_error", "_owner", "_receipt", "key", "nbytes")
 
-    def __init__(self, owner: Owner, key: str, nbytes: int) -> None:
+    def __init__(self, owner: PendingOwner, key: str, nbytes: int) -> None:
         self._owner = owner
         self._receipt: Receipt | None = None
         self._error: ClientError | None = None

@@ -66,7 +66,7 @@ class Staged:
     nbytes: int
 
 
-class _Call:
+class _StageCall:
     """One DoPut into one stage: a window of bundles in flight, sent again after ``retry``."""
 
     def __init__(
@@ -226,7 +226,7 @@ class StageWriter:
         self._backoff = Backoff(retry)
         self._numbers = 0
         self._name = ""
-        self._call: _Call | None = None
+        self._call: _StageCall | None = None
         self._trouble: ClientError | None = None
         self._part: list[Entry[None]] = []
         self._sent = 0
@@ -334,7 +334,7 @@ class StageWriter:
                 self._connection.pause(self._backoff.after(self._trouble))
 
     @property
-    def _current(self) -> _Call:
+    def _current(self) -> _StageCall:
         assert self._call is not None
         return self._call
 
@@ -344,7 +344,7 @@ class StageWriter:
             self._numbers += 1
             self._sent = 0
             stage = StageName(app=self._app, version=self._version, attempt=self._name)
-            self._call = _Call(
+            self._call = _StageCall(
                 self._connection,
                 PutCommand(stream=self._stream, stage=stage),
                 self._window,

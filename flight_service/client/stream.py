@@ -15,7 +15,7 @@ from flight_service.client.bundle import Bundle
 from flight_service.client.connection import Connection
 from flight_service.client.errors import Rejection
 from flight_service.client.forking import guard
-from flight_service.client.parts import Parts, SlotBatch
+from flight_service.client.parts import SlotBatch, TicketParts
 from flight_service.client.pending import Data, Receipt
 from flight_service.client.reading import Range, Reading, When, Where, to_start
 from flight_service.client.retry import Retry
@@ -58,7 +58,7 @@ from flight_service.protocol.plan import (
     SchemasRequest,
 )
 from flight_service.protocol.put import MAX_TOGETHER, PutCommand
-from flight_service.protocol.stage import Abort, Aborted, Begin, Begun, Commit, CommitDone
+from flight_service.protocol.stage import Abort, Aborted, Begin, Begun, CommitDone, CommitStages
 
 WINDOW: Final = 256
 WINDOW_BYTES: Final = 64 << 20
@@ -97,7 +97,7 @@ class Stream:
         self._connection = connection
         self._retry = retry
         self._reading = Reading(connection, name, retry)
-        self._parts = Parts(connection, name, retry)
+        self._parts = TicketParts(connection, name, retry)
         self._lock = threading.Lock()
         self._shared: Writer | None = None
         guard(self)
@@ -226,7 +226,7 @@ class Stream:
 
         Asked again until it is answered: a repeat changes nothing and says ``repeated``.
         """
-        request = Commit(stream=self.name, app=app, version=version, attempts=tuple(attempts))
+        request = CommitStages(stream=self.name, app=app, version=version, attempts=tuple(attempts))
         return self._connection.action("commit", request, CommitDone, retry=self._retry)
 
     def abort(self, app: str, version: int, attempts: Iterable[str] | None = None) -> int:

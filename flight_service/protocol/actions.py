@@ -58,8 +58,8 @@ from flight_service.protocol.stage import (
     Aborted,
     Begin,
     Begun,
-    Commit,
     CommitDone,
+    CommitStages,
     FinishStage,
     StageFinished,
 )
@@ -456,7 +456,12 @@ ACTIONS: Final[Mapping[str, Action]] = {
         Action(
             "finish_stage", FinishStage, StageFinished, "An attempt is complete: put it on disk."
         ),
-        Action("commit", Commit, CommitDone, "Publish the attempts of a transaction, all at once."),
+        Action(
+            "commit",
+            CommitStages,
+            CommitDone,
+            "Publish the attempts of a transaction, all at once.",
+        ),
         Action("abort", Abort, Aborted, "Remove what a transaction staged, if not committed."),
         Action("drain", Drain, Drained, "Stop puts to a stream, wait for its subscribers."),
         Action("status", OptionalStreamRequest, StatusReport, "The server and its streams."),

@@ -95,7 +95,7 @@ class StageFinished(Message):
     nbytes: int = of(COUNT, doc="Its size.")
 
 
-class Commit(Message):
+class CommitStages(Message):
     """Publish attempts, all at once."""
 
     body_limit: ClassVar[int] = 16 << 20

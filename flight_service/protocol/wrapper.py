@@ -148,7 +148,7 @@ class _Known(NamedTuple):
     message: bytes | None
 
 
-class _Recent:
+class _RecentSchemas:
     """The last schemas that were sent: replaced as a whole, so that no lock is needed."""
 
     schemas: tuple[_Known, ...] = ()
@@ -162,7 +162,7 @@ def ipc_stream(batch: pa.RecordBatch) -> list[bytes | pa.Buffer]:
     the first batch shows it.  With dictionaries it isn't.
     """
     schema = batch.schema
-    for known in _Recent.schemas:
+    for known in _RecentSchemas.schemas:
         if known.schema.equals(schema, check_metadata=True):
             if known.message is None:
                 return [_written(batch)]
@@ -171,7 +171,10 @@ def ipc_stream(batch: pa.RecordBatch) -> list[bytes | pa.Buffer]:
     message: bytes | None = schema.serialize().to_pybytes()
     if b"".join((message or b"", batch.serialize(), END_OF_STREAM)) != whole.to_pybytes():
         message = None
-    _Recent.schemas = (_Known(schema, message), *_Recent.schemas[: RECENT_SCHEMAS - 1])
+    _RecentSchemas.schemas = (
+        _Known(schema, message),
+        *_RecentSchemas.schemas[: RECENT_SCHEMAS - 1],
+    )
     return [whole]
 
 

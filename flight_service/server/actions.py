@@ -21,8 +21,8 @@ from flight_service.protocol.stage import (
     Aborted,
     Begin,
     Begun,
-    Commit,
     CommitDone,
+    CommitStages,
     FinishStage,
     StageFinished,
 )
@@ -192,7 +192,7 @@ class Actions:
         with self._streams.use(request.stream) as stream:
             return stream.stages.finish(request)
 
-    def _commit(self, request: Commit) -> CommitDone:
+    def _commit(self, request: CommitStages) -> CommitDone:
         with self._streams.use(request.stream) as stream:
             return stream.stages.commit(request)
 

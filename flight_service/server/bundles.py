@@ -11,7 +11,7 @@ import pyarrow as pa
 from flight_service.protocol.errors import ServiceError
 from flight_service.protocol.message import VERSION
 from flight_service.protocol.wrapper import BY_NUMBER, slot_numbers, wrap_streams
-from flight_service.server.claims import Delivered, info_fields
+from flight_service.server.claims import DeliveredBundle, info_fields
 from quiver import BundleRef, Store
 from quiver.errors import BundleGone, NotFound
 from quiver.format.arrow.ipc import EncodedBatch, encode_batch, project
@@ -74,7 +74,10 @@ class Ready(NamedTuple):
 
 
 def ready_next(
-    store: Store, refs: Sequence[BundleRef], view: View, delivered: Mapping[BundleRef, Delivered]
+    store: Store,
+    refs: Sequence[BundleRef],
+    view: View,
+    delivered: Mapping[BundleRef, DeliveredBundle],
 ) -> Ready:
     """The first of these bundles, about :data:`AT_ONCE_BYTES` of them, and at least one.
 
@@ -126,7 +129,7 @@ def _projected(
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MessageRun:
     """Bundles in a row whose slot has one schema."""
 
     schema: pa.Schema
@@ -137,9 +140,9 @@ class Run:
 
 def runs_of(
     store: Store, refs: Iterable[BundleRef], slot: str, columns: Sequence[str] | None
-) -> tuple[list[Run], list[BundleRef]]:
+) -> tuple[list[MessageRun], list[BundleRef]]:
     """Bundles grouped by schema, in order, and those that don't have the slot."""
-    runs: list[Run] = []
+    runs: list[MessageRun] = []
     without: list[BundleRef] = []
     every = list(refs)
     for ref, batch in zip(every, store.read_slot(every, slot, columns), strict=True):
@@ -149,10 +152,12 @@ def runs_of(
         nbytes = batch.get_total_buffer_size()
         last = runs[-1] if runs else None
         if last is None or not last.schema.equals(batch.schema, check_metadata=True):
-            runs.append(Run(batch.schema, [ref], batch.num_rows, nbytes))
+            runs.append(MessageRun(batch.schema, [ref], batch.num_rows, nbytes))
         else:
             last.refs.append(ref)
-            runs[-1] = Run(last.schema, last.refs, last.rows + batch.num_rows, last.nbytes + nbytes)
+            runs[-1] = MessageRun(
+                last.schema, last.refs, last.rows + batch.num_rows, last.nbytes + nbytes
+            )
     return runs, without
 
 

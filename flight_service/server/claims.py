@@ -25,8 +25,8 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Held:
-    delivered: Delivered
+class ClaimedRef:
+    delivered: DeliveredBundle
     lease: Lease
 
     @property
@@ -51,7 +51,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class DeliveredBundle:
     """A bundle as it is handed out."""
 
     handle: ClaimedBundle
@@ -77,7 +77,7 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Poison:
+class PoisonBundle:
     """A bundle that nobody could deal with, and where it belongs."""
 
     stream: str
@@ -96,11 +96,14 @@ class Poison:
 class Bury(Protocol):
     """Who takes dead letters: must not wait."""
 
-    def __call__(self, poison: Poison, /) -> None: ...
+    def __call__(self, poison: PoisonBundle, /) -> None: ...
 
 
 def info_fields(
-    ref: BundleRef, meta: BundleMeta, slots: tuple[str, ...], delivered: Delivered | None = None
+    ref: BundleRef,
+    meta: BundleMeta,
+    slots: tuple[str, ...],
+    delivered: DeliveredBundle | None = None,
 ) -> str:
     """What is told beside a bundle: the fields of a :class:`BundleInfo`, as JSON.
 
@@ -129,7 +132,7 @@ def info_fields(
     return text
 
 
-def _told_delivery(delivered: Delivered) -> str:
+def _told_delivery(delivered: DeliveredBundle) -> str:
     reason = f',"reason":{to_json(delivered.reason)}' if delivered.reason else ""
     return f',"delivery":{delivered.delivery}{reason}'
 

@@ -19,7 +19,7 @@ from typing import Final
 import pyarrow as pa
 
 from flight_service.protocol.errors import ServiceError
-from flight_service.server.claims import Poison
+from flight_service.server.claims import PoisonBundle
 from flight_service.server.events import DEAD_LETTER_FAILED, get_logger
 from flight_service.server.streams import Streams
 from quiver.errors import BundleGone, LimitExceeded, QuiverError
@@ -36,7 +36,7 @@ class DeadLetters:
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
-        self._queue: deque[Poison] = deque()
+        self._queue: deque[PoisonBundle] = deque()
         self._streams: Streams | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="quiver-dead", daemon=True)
@@ -46,7 +46,7 @@ class DeadLetters:
         self._streams = streams
         self._thread.start()
 
-    def __call__(self, poison: Poison) -> None:
+    def __call__(self, poison: PoisonBundle) -> None:
         """Take one; never waits. What is held is bounded by ``max_in_flight`` claims."""
         with self._changed:
             self._queue.append(poison)
@@ -64,7 +64,7 @@ class DeadLetters:
                     self._queue.append(poison)
                     self._changed.wait_for(lambda: self._stopping, RETRY_SECONDS)
 
-    def _try(self, poison: Poison) -> bool:
+    def _try(self, poison: PoisonBundle) -> bool:
         try:
             self._bury(poison)
         except (QuiverError, ServiceError) as error:
@@ -77,7 +77,7 @@ class DeadLetters:
             return False
         return True
 
-    def _bury(self, poison: Poison) -> None:
+    def _bury(self, poison: PoisonBundle) -> None:
         assert self._streams is not None
         handle, target = poison.handle, poison.grave
         with contextlib.suppress(ServiceError):
@@ -107,7 +107,7 @@ class DeadLetters:
             self._thread.join()
 
 
-def _story(poison: Poison, *, full: bool) -> dict[str, str]:
+def _story(poison: PoisonBundle, *, full: bool) -> dict[str, str]:
     handle = poison.handle
     told = {
         "stream": poison.stream,

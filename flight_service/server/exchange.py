@@ -21,9 +21,9 @@ from flight_service.protocol.exchange import ClientMessage, ServerMessage, Subsc
 from flight_service.protocol.names import Ref
 from flight_service.protocol.wrapper import BY_NUMBER
 from flight_service.server.bundles import AT_ONCE, View, Wrapped, ready_next
-from flight_service.server.claims import Delivered
+from flight_service.server.claims import DeliveredBundle
 from flight_service.server.edge import service_error
-from flight_service.server.stream import Stream
+from flight_service.server.stream import ServedStream
 from quiver import BundleRef
 from quiver.errors import NotFound, QuiverError
 
@@ -39,7 +39,7 @@ class ExchangeCall:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: ServedStream,
         command: SubscribeCommand,
         reader: Any,
         writer: Any,
@@ -200,7 +200,7 @@ class ExchangeCall:
             asked, self._questions = self._questions, []
             return asked
 
-    def _claim(self, wait: float) -> list[Delivered] | None:
+    def _claim(self, wait: float) -> list[DeliveredBundle] | None:
         """The next bundles; ``None`` if the client has no room for any."""
         with self._changed:
             if self._ended or not self._has_credit():
@@ -227,7 +227,7 @@ class ExchangeCall:
         self._desk.put_back([Ref(*one.handle.ref) for one in claimed], self._lease.id)
         return None
 
-    def _send(self, claimed: list[Delivered]) -> bool:
+    def _send(self, claimed: list[DeliveredBundle]) -> bool:
         """Send bundles, made ready a few at a time; ``False`` if there is nobody any more."""
         delivered = {one.handle.ref: one for one in claimed}
         refs = list(delivered)
@@ -274,7 +274,7 @@ class ExchangeCall:
             self._end()
             return set()
 
-    def _give_credit_back(self, unsent: list[Delivered]) -> None:
+    def _give_credit_back(self, unsent: list[DeliveredBundle]) -> None:
         """The client has room for what was claimed for it and not sent."""
         with self._changed:
             if not self._resting:

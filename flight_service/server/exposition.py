@@ -17,7 +17,7 @@ from flight_service.server.overview import ServerOverview
 from flight_service.server.streams import Streams
 from quiver.disk.descriptors import DESCRIPTORS
 from quiver.errors import Reason
-from quiver.metrics import INGEST_THROTTLE, Kind, Sample
+from quiver.metrics import INGEST_THROTTLE, MetricKind, Sample
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -26,7 +26,7 @@ def exposition(streams: Streams, overview: ServerOverview) -> tuple[int, str, st
     """Everything that is counted, now."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Stores(streams))
-    registry.register(_Server(streams, overview))
+    registry.register(_ServerCollector(streams, overview))
     return 200, CONTENT_TYPE, generate_latest(registry).decode()
 
 
@@ -40,7 +40,7 @@ class _Stores(Collector):
             samples = stream.store.metrics.snapshot()
             for sample in [*samples, *_never_counted(samples)]:
                 name = sample.metric.name.replace(".", "_")
-                if sample.metric.kind is Kind.COUNTER:
+                if sample.metric.kind is MetricKind.COUNTER:
                     name = name.removesuffix("_total")
                 # By its full name: a gauge may be called like a counter but for `_total`.
                 family = families.get(sample.metric.name)
@@ -62,9 +62,9 @@ def _never_counted(samples: Sequence[Sample]) -> Iterable[Sample]:
 
 
 def _add(family: Metric, name: str, labels: dict[str, str], sample: Sample) -> None:
-    if sample.metric.kind is Kind.COUNTER:
+    if sample.metric.kind is MetricKind.COUNTER:
         family.add_sample(f"{name}_total", labels, sample.value)
-    elif sample.metric.kind is Kind.GAUGE:
+    elif sample.metric.kind is MetricKind.GAUGE:
         family.add_sample(name, labels, sample.value)
     else:
         for bound, count in sample.buckets:
@@ -74,7 +74,7 @@ def _add(family: Metric, name: str, labels: dict[str, str], sample: Sample) -> N
         family.add_sample(f"{name}_sum", labels, sample.value)
 
 
-class _Server(Collector):
+class _ServerCollector(Collector):
     def __init__(self, streams: Streams, overview: ServerOverview) -> None:
         self._streams = streams
         self._overview = overview

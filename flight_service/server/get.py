@@ -26,10 +26,10 @@ from flight_service.server.bundles import (
     runs_of,
     with_gone,
 )
-from flight_service.server.claims import Delivered
+from flight_service.server.claims import DeliveredBundle
 from flight_service.server.edge import service_error
 from flight_service.server.ranges import refs_of
-from flight_service.server.stream import Stream
+from flight_service.server.stream import ServedStream
 from quiver import BundleMeta, BundleRef, Store
 from quiver.clock import Clock
 from quiver.errors import NotFound
@@ -42,7 +42,7 @@ EMPTY: Final = pa.schema([])
 
 
 def flight_info(
-    stream: Stream,
+    stream: ServedStream,
     command: ReadCommand,
     descriptor: flight.FlightDescriptor,
     clock: Clock,
@@ -83,7 +83,7 @@ def _told(command: ReadCommand, numbers: list[int | None]) -> tuple[int, ...]:
 
 
 def _claimed(
-    stream: Stream,
+    stream: ServedStream,
     command: ReadCommand,
     descriptor: flight.FlightDescriptor,
     clock: Clock,
@@ -93,7 +93,7 @@ def _claimed(
     desk = stream.desk(command.subscriber, create=True)
     lease = desk.lease(command.consumer, command.lease_ms)
     try:
-        delivered: list[Delivered] = desk.claim(
+        delivered: list[DeliveredBundle] = desk.claim(
             lease,
             max_bundles=command.max_bundles,
             max_bytes=command.max_bytes,
@@ -167,11 +167,13 @@ def _endpoint(
 # DoGet
 
 
-def data_stream(stream: Stream, ticket: Ticket, max_slot_bytes: int) -> flight.FlightDataStream:
+def data_stream(
+    stream: ServedStream, ticket: Ticket, max_slot_bytes: int
+) -> flight.FlightDataStream:
     """The answer to a ticket."""
     check_uuid(stream.store, ticket.uuid)
     refs = [BundleRef(*ref) for ref in ticket.refs]
-    delivered: dict[BundleRef, Delivered] = {}
+    delivered: dict[BundleRef, DeliveredBundle] = {}
     if ticket.subscriber is not None:
         assert ticket.lease is not None
         delivered = stream.desk(ticket.subscriber).holds(ticket.lease, ticket.refs)
@@ -187,7 +189,7 @@ def data_stream(stream: Stream, ticket: Ticket, max_slot_bytes: int) -> flight.F
 
 
 def _bundles(
-    store: Store, refs: list[BundleRef], view: View, delivered: dict[BundleRef, Delivered]
+    store: Store, refs: list[BundleRef], view: View, delivered: dict[BundleRef, DeliveredBundle]
 ) -> Iterator[list[Wrapped]]:
     """Group by group, as the client reads."""
     at = 0
@@ -258,7 +260,7 @@ def slot_schema(store: Store, slot: str) -> pa.Schema | None:
     return None
 
 
-def listed(stream: Stream) -> list[flight.FlightInfo]:
+def listed(stream: ServedStream) -> list[flight.FlightInfo]:
     """A stream and its slots, for ListFlights."""
     store = stream.store
     infos = [_path_info([stream.name], BY_NUMBER, _stream_meta(store))]

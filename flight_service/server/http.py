@@ -48,7 +48,7 @@ class StatusServer:
             "/metrics": lambda: exposition(streams, overview),
             "/status": lambda: (200, "application/json", _status(overview, streams)),
         }
-        self._server = _Server((host, port), _handler(self._pages))
+        self._server = _HttpServer((host, port), _handler(self._pages))
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(
             target=self._server.serve_until_told, name="quiver-http", daemon=True
@@ -63,7 +63,7 @@ class StatusServer:
         self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
+class _HttpServer(ThreadingHTTPServer):
     """Sleeps until a request comes, or the word to stop: ``serve_forever`` would look for
     that several times a second."""
 

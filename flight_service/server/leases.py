@@ -28,7 +28,14 @@ from typing import Any, Final
 
 from flight_service.protocol.errors import ServiceError
 from flight_service.protocol.names import Ref
-from flight_service.server.claims import Bury, Delivered, Failure, Held, Lease, Poison
+from flight_service.server.claims import (
+    Bury,
+    ClaimedRef,
+    DeliveredBundle,
+    Failure,
+    Lease,
+    PoisonBundle,
+)
 from flight_service.server.events import BUNDLE_POISONED, LEASE_EXPIRED, get_logger
 from flight_service.server.policy import Policy
 from quiver import BundleRef, ClaimedBundle, Outcome, Store, Subscription
@@ -69,7 +76,7 @@ class Desk:
         self._room = threading.Condition(self._lock)
         self._subscriptions: dict[str, Subscription] = {}
         self._leases: dict[str, Lease] = {}
-        self._held: dict[BundleRef, Held] = {}
+        self._held: dict[BundleRef, ClaimedRef] = {}
         self._held_bytes = 0
         self._buried: dict[BundleRef, ClaimedBundle] = {}
         self.blocked: tuple[ClaimedBundle, int] | None = None
@@ -111,7 +118,7 @@ class Desk:
         wait: float = 0.0,
         order: str = "oldest",
         gone: Callable[[], bool] = lambda: False,
-    ) -> list[Delivered]:
+    ) -> list[DeliveredBundle]:
         """The next bundles; waits for a first one, until ``gone`` says that nobody cares."""
         subscription = self._subscription(order)
         deadline = self._clock.monotonic() + wait
@@ -126,8 +133,8 @@ class Desk:
                 first = subscription.next_bundle(min(left, WAIT_SLICE))
 
     def _answered(
-        self, taken: list[Delivered], lease: Lease, gone: Callable[[], bool]
-    ) -> list[Delivered]:
+        self, taken: list[DeliveredBundle], lease: Lease, gone: Callable[[], bool]
+    ) -> list[DeliveredBundle]:
         """Whoever asked may have gone while waiting: then nothing was handed out."""
         if lease.bound:
             return taken
@@ -147,8 +154,8 @@ class Desk:
         max_bundles: int,
         max_bytes: int,
         first: ClaimedBundle | None = None,
-    ) -> list[Delivered]:
-        taken: list[Delivered] = []
+    ) -> list[DeliveredBundle]:
+        taken: list[DeliveredBundle] = []
         nbytes = 0
         with self._lock:
             while len(taken) < max_bundles and (not taken or nbytes < max_bytes):
@@ -181,7 +188,7 @@ class Desk:
             and self._held_bytes < self.policy.max_in_flight_bytes
         )
 
-    def _hand_out(self, handle: ClaimedBundle, lease: Lease) -> Delivered | None:
+    def _hand_out(self, handle: ClaimedBundle, lease: Lease) -> DeliveredBundle | None:
         wanted = self.policy.slots
         if wanted is not None and not any(slot in wanted for slot in handle):
             handle.ack()  # nothing in it for this subscriber
@@ -192,8 +199,8 @@ class Desk:
         if self.policy.max_deliveries and failed >= self.policy.max_deliveries:
             self._poison(handle, failed, reason)
             return None
-        delivered = Delivered(handle, failed + 1, reason)
-        self._held[handle.ref] = Held(delivered, lease)
+        delivered = DeliveredBundle(handle, failed + 1, reason)
+        self._held[handle.ref] = ClaimedRef(delivered, lease)
         self._held_bytes += handle.meta.nbytes
         lease.refs.add(handle.ref)
         return delivered
@@ -216,7 +223,7 @@ class Desk:
         else:
             self._buried[handle.ref] = handle
             self._bury(
-                Poison(
+                PoisonBundle(
                     stream=self.stream,
                     origin=self._store.uuid,
                     subscriber=self.name,
@@ -403,9 +410,9 @@ class Desk:
             expired, lease.expired = lease.expired, []
         return expired
 
-    def holds(self, lease_id: str, refs: Iterable[Ref]) -> dict[BundleRef, Delivered]:
+    def holds(self, lease_id: str, refs: Iterable[Ref]) -> dict[BundleRef, DeliveredBundle]:
         """Bundles claimed under a lease; ``expired`` if one isn't any more."""
-        found: dict[BundleRef, Delivered] = {}
+        found: dict[BundleRef, DeliveredBundle] = {}
         with self._lock:
             for asked in refs:
                 ref = BundleRef(*asked)
@@ -425,7 +432,7 @@ class Desk:
         with self._lock:
             return {ref for ref in refs if ref not in lease.refs}
 
-    def _held_by(self, ref: BundleRef, lease: str | None) -> Held | None:
+    def _held_by(self, ref: BundleRef, lease: str | None) -> ClaimedRef | None:
         held = self._held.get(ref)
         if held is None or (lease is not None and held.lease.id != lease):
             return None

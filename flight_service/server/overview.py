@@ -9,7 +9,7 @@ from typing import Any
 from flight_service.protocol.actions import Health, StatusReport
 from flight_service.server.auth import Authenticator
 from flight_service.server.limits import Gate
-from flight_service.server.stream import Stream
+from flight_service.server.stream import ServedStream
 from flight_service.server.streams import Streams
 from quiver.clock import Clock
 from quiver.disk.descriptors import DESCRIPTORS
@@ -93,7 +93,7 @@ class ServerOverview:
         return StatusReport(server=server, streams=streams)
 
 
-def stream_status(stream: Stream) -> dict[str, Any]:
+def stream_status(stream: ServedStream) -> dict[str, Any]:
     """One open stream, for JSON."""
     status: dict[str, Any] = stream.store.status().as_dict()
     status.pop("where")

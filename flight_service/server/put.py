@@ -55,7 +55,7 @@ from flight_service.protocol.wrapper import (
 from flight_service.server.edge import service_error
 from flight_service.server.pacing import Pacing
 from flight_service.server.stages import STAGE_ENDED, OpenStage
-from flight_service.server.stream import Stream
+from flight_service.server.stream import ServedStream
 from quiver import Receipt
 from quiver.errors import Fault, QuiverError, StoreClosed
 
@@ -66,7 +66,7 @@ DEFAULT_RETRY_MS: Final = 100
 
 
 @dataclass(slots=True)
-class _Answer:
+class _PutAnswer:
     """The receipt of one message: known at once, or when ``receipt`` is done."""
 
     n: int
@@ -76,7 +76,7 @@ class _Answer:
     """The message this one was sent again for: what its own repeat will name, too."""
 
 
-class Gap:
+class TurnGap:
     """The oldest message that was answered `retry` and has not come again.
 
     Nothing is taken before it.  Both threads of a call open it: the reading one when a bundle
@@ -114,7 +114,7 @@ class PutCall:
 
     def __init__(
         self,
-        stream: Stream,
+        stream: ServedStream,
         command: PutCommand,
         reader: Any,
         writer: Any,
@@ -134,13 +134,13 @@ class PutCall:
         self._awaited = command.durability != ACCEPTED  # by the sender
         self._stopping = stopping
         self._changed = threading.Condition(threading.Lock())
-        self._answers: deque[_Answer] = deque()
+        self._answers: deque[_PutAnswer] = deque()
         self._sender_sleeps = False
         self._held_up = False
         self._ended = False
         self._client_gone = False
-        self._gap = Gap()
-        self._newest: _Answer | None = None
+        self._gap = TurnGap()
+        self._newest: _PutAnswer | None = None
 
     def run(self) -> None:
         """Serve the call; returns when the client has sent everything and been answered."""
@@ -187,14 +187,14 @@ class PutCall:
 
     def _take_all(self, n: int, chunk: Any) -> int:
         """Take the bundles of a message; how many. They are answered together, once."""
-        answers: list[_Answer] = []
+        answers: list[_PutAnswer] = []
         try:
             answers.extend(self._answers_to(n, chunk))
         finally:  # what was taken is answered, also if the call ends with the next one
             self._enqueue(answers)
         return len(answers)
 
-    def _enqueue(self, answers: list[_Answer]) -> None:
+    def _enqueue(self, answers: list[_PutAnswer]) -> None:
         # Without the lock as long as nobody sleeps: one appends, one takes.  Each says that it
         # is going to sleep before it looks a last time, so the other either sees that or was
         # in time.
@@ -210,7 +210,7 @@ class PutCall:
             with self._changed:
                 self._changed.notify_all()
 
-    def _answers_to(self, n: int, chunk: Any) -> Iterator[_Answer]:
+    def _answers_to(self, n: int, chunk: Any) -> Iterator[_PutAnswer]:
         """Take the bundles of a message, one after the other; mostly it is one."""
         try:
             envelope = _envelope(chunk.app_metadata)
@@ -244,14 +244,14 @@ class PutCall:
         cuts = itertools.pairwise(ends)
         return [(one, rows[start:end]) for one, (start, end) in zip(members, cuts, strict=True)]
 
-    def _take(self, n: int, about: About, bundle: pa.RecordBatch | Sequence[Row]) -> _Answer:
+    def _take(self, n: int, about: About, bundle: pa.RecordBatch | Sequence[Row]) -> _PutAnswer:
         resend = about.resend if isinstance(about, Envelope) else None
         try:
             self._check_turn(resend)
             if self._stage is not None:
                 answer = self._put_into(self._stage, n, about, bundle)
             else:
-                answer = _Answer(n, None, self._put(about, bundle))
+                answer = _PutAnswer(n, None, self._put(about, bundle))
         except Exception as error:
             refused = self._refused(n, about.key, error)
             if _for_good(refused):
@@ -313,7 +313,7 @@ class PutCall:
 
     def _put_into(
         self, stage: OpenStage, n: int, about: About, bundle: pa.RecordBatch | Sequence[Row]
-    ) -> _Answer:
+    ) -> _PutAnswer:
         if about.key is not None or about.hash is not None:
             raise ServiceError(
                 "bad_request", "a staged bundle has no key and no hash: its transaction is unique."
@@ -330,9 +330,9 @@ class PutCall:
             rows = _checked(bundle)
             prints = {row.slot: row.fingerprint for row in rows if row.fingerprint}
             stage.put_ipc({row.slot: row.ipc for row in rows}, fingerprints=prints, **options)
-        return _Answer(n, {"n": n, "status": OK, "durability": STAGED})
+        return _PutAnswer(n, {"n": n, "status": OK, "durability": STAGED})
 
-    def _refused(self, n: int, key: str | None, error: Exception) -> _Answer:
+    def _refused(self, n: int, key: str | None, error: Exception) -> _PutAnswer:
         """A refusal is the bundle's answer; a broken store or an ended stage ends the call."""
         if isinstance(error, StoreClosed):
             error = ServiceError("draining", str(error))
@@ -341,7 +341,7 @@ class PutCall:
         if isinstance(error, ServiceError) and error.code == STAGE_ENDED:
             raise error
         said = service_error(error, "do_put")
-        return _Answer(n, self._refusal(n, key, said))
+        return _PutAnswer(n, self._refusal(n, key, said))
 
     def _refusal(
         self, n: int, key: str | None, said: ServiceError, repeats: int | None = None
@@ -375,7 +375,7 @@ class PutCall:
                         self._client_gone = True
                         self._changed.notify_all()
 
-    def _first(self) -> _Answer | None:
+    def _first(self) -> _PutAnswer | None:
         if not self._answers:
             with self._changed:
                 self._sender_sleeps = True
@@ -383,11 +383,11 @@ class PutCall:
                 self._sender_sleeps = False
         return self._answers[0] if self._answers else None
 
-    def _is_open(self, answer: _Answer) -> bool:
+    def _is_open(self, answer: _PutAnswer) -> bool:
         """Whether the answer still depends on the disk."""
         return self._awaited and answer.receipt is not None and not answer.receipt.done
 
-    def _settle(self, answer: _Answer) -> None:
+    def _settle(self, answer: _PutAnswer) -> None:
         """Wait until the answer is known; with nobody to tell, there is no hurry either."""
         receipt = answer.receipt
         assert receipt is not None
@@ -439,7 +439,7 @@ def _checked(bundle: pa.RecordBatch | Sequence[Row]) -> list[SlotStream]:
     return unwrap(bundle) if isinstance(bundle, pa.RecordBatch) else check_rows(bundle)
 
 
-def _for_good(answer: _Answer) -> bool:
+def _for_good(answer: _PutAnswer) -> bool:
     return answer.fields is not None and answer.fields["status"] == REJECTED
 
 

@@ -28,8 +28,8 @@ from flight_service.protocol.stage import (
     Aborted,
     Begin,
     Begun,
-    Commit,
     CommitDone,
+    CommitStages,
     FinishStage,
     StageFinished,
     StageName,
@@ -101,7 +101,7 @@ class OpenStage:
             return True
 
 
-class Stages:
+class OpenStages:
     """The open stages of one stream, and the transactions they belong to."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
@@ -165,7 +165,7 @@ class Stages:
 
     # Ends
 
-    def commit(self, request: Commit) -> CommitDone:
+    def commit(self, request: CommitStages) -> CommitDone:
         """Publish; whoever still writes for this transaction or an earlier one has lost."""
         done = self._store.commit(request.app, request.version, request.attempts)
         self._discard(request.app, request.version, earlier=True, why="left out of the commit")

@@ -28,7 +28,7 @@ from flight_service.server.leases import Desk
 from flight_service.server.policy import Policy
 from flight_service.server.schemas import KnownSchemas, are_schemas
 from flight_service.server.settings import DeliverySection
-from flight_service.server.stages import Stages
+from flight_service.server.stages import OpenStages
 from quiver import BundleRef, Store
 from quiver.clock import Clock
 from quiver.disk.disk import Disk
@@ -131,7 +131,7 @@ def write_record(disk: Disk, place: str, record: Record) -> None:
     disk.replace(f"{place}/{SERVICE_FILE}", record.encode())
 
 
-class Stream:
+class ServedStream:
     """A stream that is open."""
 
     def __init__(
@@ -150,7 +150,7 @@ class Stream:
     ) -> None:
         self.name = name
         self.store = store
-        self.stages = Stages(store, clock)
+        self.stages = OpenStages(store, clock)
         self.schemas = KnownSchemas(store, record.schemas)
         self._disk = disk
         self._place = place

@@ -54,7 +54,7 @@ from flight_service.server.failures import FailureLog
 from flight_service.server.settings import Settings
 from flight_service.server.stream import (
     Record,
-    Stream,
+    ServedStream,
     keep_as_version_1,
     read_record,
     write_record,
@@ -88,13 +88,13 @@ DAMAGE_SECONDS: Final = 5.0
 _log = get_logger()
 
 
-class _Entry:
+class _ListedStream:
     """A stream that exists, open or not."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.lock = threading.RLock()  # held while it is opened or closed
-        self.stream: Stream | None = None
+        self.stream: ServedStream | None = None
         self.users = 0
         self.last_used = 0.0
         self.damage: ServiceError | None = None
@@ -119,7 +119,7 @@ class Streams:
             self._disk.mkdir(TRASH)
             self._disk.fsync_dir("")
             self._remove_unmade()
-            self._entries = {name: _Entry(name) for name in self._found()}
+            self._entries = {name: _ListedStream(name) for name in self._found()}
             self._deleted = DeletedStreams(self._disk, clock)
             self._empty_trash()
         except BaseException:
@@ -128,7 +128,7 @@ class Streams:
         self._background = Background(settings.server.flushers, settings.server.workers)
         self._budget = DiskBudget(settings.server.disk_budget)
         self._memory = MemoryBudget(settings.server.memory)
-        self._active: dict[_Entry, None] = {}
+        self._active: dict[_ListedStream, None] = {}
         self.stirred = threading.Event()
         """Set when there is something to tick for again."""
         self.replayed = 0
@@ -156,7 +156,7 @@ class Streams:
     # Using
 
     @contextmanager
-    def use(self, name: str, *, create: bool = False) -> Iterator[Stream]:
+    def use(self, name: str, *, create: bool = False) -> Iterator[ServedStream]:
         """The stream, open as long as the block lasts; made if it may be."""
         entry = self._enter(name, create)
         try:
@@ -166,7 +166,7 @@ class Streams:
                 entry.users -= 1
                 entry.last_used = self._clock.monotonic()
 
-    def _enter(self, name: str, create: bool) -> _Entry:
+    def _enter(self, name: str, create: bool) -> _ListedStream:
         with self._lock:
             if self.closing:
                 raise ServiceError("draining", "the server is stopping.")
@@ -186,7 +186,7 @@ class Streams:
         self.create(name, None, if_not_exists=True)
         return self._enter(name, False)
 
-    def _opened(self, entry: _Entry) -> Stream:
+    def _opened(self, entry: _ListedStream) -> ServedStream:
         with entry.lock:
             if entry.deleted:
                 raise ServiceError("unknown_stream", f"there is no stream {entry.name!r}.")
@@ -214,7 +214,7 @@ class Streams:
             entry.damage = None
             return entry.stream
 
-    def _open(self, name: str) -> Stream:
+    def _open(self, name: str) -> ServedStream:
         place = f"{STREAMS}/{name}"
         record = read_record(self._disk, place)
         config = self.settings.store_config(record.settings)
@@ -238,7 +238,7 @@ class Streams:
             first_segment=record.first_segment,
         )
         try:
-            stream = Stream(
+            stream = ServedStream(
                 name,
                 store,
                 record,
@@ -259,7 +259,7 @@ class Streams:
     def _count_replayed(self, entry: object) -> None:
         self.replayed += 1
 
-    def _make_place(self, entry: _Entry) -> None:
+    def _make_place(self, entry: _ListedStream) -> None:
         """Close the stream that was not used for longest, if all places are taken."""
         while True:
             with self._lock:
@@ -277,7 +277,7 @@ class Streams:
                     details={"limit": "server.max_open_streams", "retry_after_ms": 1000},
                 )
 
-    def _close_idle(self, entry: _Entry) -> bool:
+    def _close_idle(self, entry: _ListedStream) -> bool:
         """Close a stream that nobody uses; ``False`` if somebody does after all."""
         if not entry.lock.acquire(blocking=False):
             return False
@@ -317,7 +317,7 @@ class Streams:
                 )
             first = self._deleted.first_segment(name)
             self._make(name, Record(settings=dict(settings or {}), first_segment=first))
-            self._entries[name] = _Entry(name)
+            self._entries[name] = _ListedStream(name)
         _log.info(STREAM_CREATED, stream=name)
         return True
 
@@ -370,7 +370,7 @@ class Streams:
         shutil.rmtree(os.path.join(self.root, aside), ignore_errors=True)
         _log.info(STREAM_DELETED, stream=name)
 
-    def _move_to_trash(self, entry: _Entry, stream: Stream | None) -> str:
+    def _move_to_trash(self, entry: _ListedStream, stream: ServedStream | None) -> str:
         place = f"{STREAMS}/{entry.name}"
         first = self._deleted.first_segment(entry.name)  # refuses, if the list can't be written
         if stream is not None:
@@ -417,7 +417,7 @@ class Streams:
         """Why no stream can be created or deleted now."""
         return self._deleted.problem
 
-    def opened(self) -> list[Stream]:
+    def opened(self) -> list[ServedStream]:
         """Streams that are open now."""
         with self._lock:
             return [one.stream for one in self._entries.values() if one.stream is not None]
@@ -438,13 +438,13 @@ class Streams:
         patience = min(IDLE_TICK_SECONDS, self.settings.server.idle_close)
         return TICK_SECONDS if self._active else max(TICK_SECONDS, patience)
 
-    def _tick(self, stream: Stream, now: float) -> None:
+    def _tick(self, stream: ServedStream, now: float) -> None:
         try:
             stream.tick(now)
         except Exception as error:  # one stream's trouble is no other's
             _log.error(TICK_FAILED, stream=stream.name, error=str(error), exc_info=error)
 
-    def _let_rest(self, entry: _Entry) -> None:
+    def _let_rest(self, entry: _ListedStream) -> None:
         """Tick no more for a stream that nobody uses and that has nothing to write down."""
         with self._lock:
             stream = entry.stream

@@ -13,7 +13,7 @@ from quiver.cli.frame import (
     Answer,
     AsJson,
     Directory,
-    Store,
+    StoreDirectory,
     bullets,
     code_for,
     err,
@@ -56,10 +56,10 @@ def _dump(directory: Directory, to: Out, force: Force = False, as_json: AsJson =
     found = stores(directory)
     _check_apart(directory, to)
 
-    def target_of(store: Store) -> Path:
+    def target_of(store: StoreDirectory) -> Path:
         return to / store.name if store.name else to
 
-    def run(store: Store) -> Answer[Dump]:
+    def run(store: StoreDirectory) -> Answer[Dump]:
         target = target_of(store)
         with _bar(quiet=as_json) as bar:
             task = bar.add_task("saving", total=None)
@@ -71,7 +71,7 @@ def _dump(directory: Directory, to: Out, force: Force = False, as_json: AsJson =
             )
         return Answer(result, code_for(result), lambda: _summary(result, target))
 
-    def show(store: Store, result: Dump) -> None:
+    def show(store: StoreDirectory, result: Dump) -> None:
         _show(result, target_of(store))
 
     return for_each_store(found, run, show, as_json=as_json)

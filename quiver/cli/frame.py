@@ -141,7 +141,7 @@ def _advise(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreDirectory:
     """One store to work on. ``name`` is empty when the directory itself is one."""
 
     name: str
@@ -151,14 +151,14 @@ class Store:
     """The stream's own directory, in a server's root."""
 
 
-def stores(directory: Path) -> list[Store]:
+def stores(directory: Path) -> list[StoreDirectory]:
     """The store in a directory, or those below it: all streams of a server's root, say."""
     _check_directory(directory)
     disk = Disk(PosixDisk(directory))
     if holds_a_store(disk):
-        return [Store("", directory, disk)]
+        return [StoreDirectory("", directory, disk)]
     below = [
-        Store(_name(path, directory, pattern), path, found, _beside(path, pattern))
+        StoreDirectory(_name(path, directory, pattern), path, found, _beside(path, pattern))
         for pattern in BELOW
         for path in sorted(directory.glob(pattern))[:MAX_STORES]
         if path.is_dir() and holds_a_store(found := Disk(PosixDisk(path)))
@@ -171,7 +171,7 @@ def stores(directory: Path) -> list[Store]:
     return below
 
 
-def streams_without_store(root: Path, found: list[Store]) -> list[Path]:
+def streams_without_store(root: Path, found: list[StoreDirectory]) -> list[Path]:
     """Streams of a server's root that nobody has used yet: they have settings and no data."""
     used = {store.name for store in found}
     below = sorted((root / "streams").iterdir())[:MAX_STORES]
@@ -221,9 +221,9 @@ class Answer(Generic[T]):
 
 
 def for_each_store(
-    found: list[Store],
-    run: Callable[[Store], Answer[T]],
-    show: Callable[[Store, T], None],
+    found: list[StoreDirectory],
+    run: Callable[[StoreDirectory], Answer[T]],
+    show: Callable[[StoreDirectory, T], None],
     *,
     as_json: bool,
     finish: Callable[[dict[str, Any]], int] | None = None,
@@ -259,7 +259,7 @@ def for_each_store(
     return worst
 
 
-def _print_json(found: list[Store], answers: dict[str, Any]) -> None:
+def _print_json(found: list[StoreDirectory], answers: dict[str, Any]) -> None:
     """One document: of the store, or of all of them by name."""
     document = answers[""] if "" in answers and len(found) == 1 else {"stores": answers}
     sys.stdout.write(json.dumps(document, indent=1) + "\n")
@@ -268,7 +268,7 @@ def _print_json(found: list[Store], answers: dict[str, Any]) -> None:
 # What takes a while
 
 
-def size_of(store: Store) -> int:
+def size_of(store: StoreDirectory) -> int:
     """Bytes a full check has to read, about."""
     total = 0
     for folder in ("wal", "segments"):
@@ -278,7 +278,7 @@ def size_of(store: Store) -> int:
 
 
 @contextmanager
-def reading(what: str, store: Store, *, quiet: bool) -> Iterator[Watch]:
+def reading(what: str, store: StoreDirectory, *, quiet: bool) -> Iterator[Watch]:
     """A progress bar over a store's bytes, where somebody is there to see it."""
     with Progress(
         TextColumn(what),

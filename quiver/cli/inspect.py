@@ -13,7 +13,7 @@ from quiver.cli.frame import (
     Answer,
     AsJson,
     Directory,
-    Store,
+    StoreDirectory,
     bullets,
     code_for,
     exit_with,
@@ -24,7 +24,7 @@ from quiver.cli.frame import (
     stores,
 )
 from quiver.clock import SystemClock
-from quiver.offline.summary import SegmentRow, Summary, summarize
+from quiver.offline.summary import SegmentRow, StoreSummary, summarize
 from quiver.units import format_duration, format_size
 
 HEAD: Final = 5
@@ -51,19 +51,19 @@ def register(app: typer.Typer) -> None:
 
 
 def _inspect(directory: Directory, as_json: AsJson = False, everything: All = False) -> int:
-    def run(store: Store) -> Answer[Summary]:
+    def run(store: StoreDirectory) -> Answer[StoreSummary]:
         summary = summarize(store.disk, SystemClock())
         return Answer(
             summary, code_for(summary), lambda: {"sound": summary.sound, **asdict(summary)}
         )
 
-    def show(store: Store, summary: Summary) -> None:
+    def show(store: StoreDirectory, summary: StoreSummary) -> None:
         _show(store, summary, everything)
 
     return for_each_store(stores(directory), run, show, as_json=as_json)
 
 
-def _show(store: Store, summary: Summary, everything: bool) -> None:
+def _show(store: StoreDirectory, summary: StoreSummary, everything: bool) -> None:
     out.print(
         f"{store.path}: {summary.bundles:,} bundles, {summary.rows:,} rows,"
         f" {format_size(summary.bytes)} on disk; written by {summary.written_by}",
@@ -109,7 +109,7 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _segments(summary: Summary, everything: bool) -> Table:
+def _segments(summary: StoreSummary, everything: bool) -> Table:
     table = _table("segments", "number", "state", "bundles", "rows", "size", "sequences", "newest")
     rows = list(summary.segments)
     skipped = 0 if everything else max(0, len(rows) - HEAD - TAIL)
@@ -137,7 +137,7 @@ def _add_segment(table: Table, row: SegmentRow) -> None:
     )
 
 
-def _log(summary: Summary) -> Table:
+def _log(summary: StoreSummary) -> Table:
     table = _table("log", "file", "state", "entries", "bundles", "size", "next sequence")
     for row in summary.log:
         table.add_row(
@@ -151,7 +151,7 @@ def _log(summary: Summary) -> Table:
     return table
 
 
-def _stages(summary: Summary, everything: bool) -> Table:
+def _stages(summary: StoreSummary, everything: bool) -> Table:
     table = _table("staged writes", "app", "version", "attempt", "state", "bundles", "size", "when")
     for row in summary.stages if everything else summary.stages[:TAIL]:
         table.add_row(
@@ -166,7 +166,7 @@ def _stages(summary: Summary, everything: bool) -> Table:
     return table
 
 
-def _transactions(summary: Summary, everything: bool) -> Table:
+def _transactions(summary: StoreSummary, everything: bool) -> Table:
     table = _table("committed", "app", "version", "segments", "bundles", "rows", "when")
     for row in summary.transactions if everything else summary.transactions[-TAIL:]:
         table.add_row(
@@ -180,7 +180,7 @@ def _transactions(summary: Summary, everything: bool) -> Table:
     return table
 
 
-def _subscribers(summary: Summary) -> Table:
+def _subscribers(summary: StoreSummary) -> Table:
     table = _table("subscribers", "name", "acked", "dropped", "behind", "rows", "size", "age")
     for row in summary.subscribers:
         age = "" if row.lag_seconds is None else format_duration(row.lag_seconds)
@@ -196,7 +196,7 @@ def _subscribers(summary: Summary) -> Table:
     return table
 
 
-def _files(summary: Summary) -> Table:
+def _files(summary: StoreSummary) -> Table:
     table = _table("files", "file", "size")
     for row in summary.files:
         table.add_row(row.file, format_size(row.bytes))

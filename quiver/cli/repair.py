@@ -13,7 +13,7 @@ from quiver.cli.frame import (
     Answer,
     AsJson,
     Directory,
-    Store,
+    StoreDirectory,
     bullets,
     exit_with,
     for_each_store,
@@ -29,7 +29,7 @@ from quiver.disk.lock import StoreLock
 from quiver.disk.posix import PosixDisk
 from quiver.offline.beside import check_root, check_stream, far_behind, mend_root, mend_stream
 from quiver.offline.mend import Mended, mend
-from quiver.offline.repair import Action, Plan
+from quiver.offline.repair import RepairPlan, RepairStep
 from quiver.offline.verify import Beside
 
 HELP = help_text(
@@ -56,9 +56,9 @@ def register(app: typer.Typer) -> None:
 
 
 def _repair(directory: Directory, yes: Yes = False, as_json: AsJson = False) -> int:
-    def run(store: Store) -> Answer[tuple[str, ...]]:
+    def run(store: StoreDirectory) -> Answer[tuple[str, ...]]:
         with reading("checking", store, quiet=as_json) as watch:
-            plan = Plan(store.disk, watch)
+            plan = RepairPlan(store.disk, watch)
         mended = None
         kept: tuple[str, ...] = ()
         beside = Beside() if store.beside is None else check_stream(store.beside)
@@ -79,7 +79,7 @@ def _repair(directory: Directory, yes: Yes = False, as_json: AsJson = False) -> 
         code = OK if yes or not is_needed else DAMAGED
         return Answer(kept, NEWER if beside.newer else code, lambda: document)
 
-    def show(store: Store, kept: tuple[str, ...]) -> None:
+    def show(store: StoreDirectory, kept: tuple[str, ...]) -> None:
         bullets(f"kept beside the store: {path}" for path in kept)
 
     def finish(answers: dict[str, Any]) -> int:
@@ -99,7 +99,7 @@ def _repair_root(directory: Path, answers: dict[str, Any], yes: bool, *, quiet: 
         show_newer(beside)
     if not beside.problems:
         return NEWER if beside.newer else OK
-    actions = [Action(one.file, one.what, _NUMBERS) for one in beside.problems]
+    actions = [RepairStep(one.file, one.what, _NUMBERS) for one in beside.problems]
     answers["."] = {"needed": True, "plan": [asdict(action) for action in actions], "done": None}
     if not quiet:
         bullets(action.describe() for action in actions)
@@ -115,14 +115,14 @@ def _repair_root(directory: Path, answers: dict[str, Any], yes: bool, *, quiet: 
     return OK
 
 
-def _actions(beside: Beside) -> list[Action]:
+def _actions(beside: Beside) -> list[RepairStep]:
     return [
-        Action(problem.file, problem.what, "Set aside; the stream begins with a new one.")
+        RepairStep(problem.file, problem.what, "Set aside; the stream begins with a new one.")
         for problem in beside.problems
     ]
 
 
-def _show_plan(store: Store, plan: Plan, beside: Beside, yes: bool) -> None:
+def _show_plan(store: StoreDirectory, plan: RepairPlan, beside: Beside, yes: bool) -> None:
     show_newer(beside)
     if not plan.is_needed and not beside.problems:
         if beside.newer:
@@ -140,7 +140,7 @@ def _show_plan(store: Store, plan: Plan, beside: Beside, yes: bool) -> None:
         )
 
 
-def _show_done(store: Store, mended: Mended) -> None:
+def _show_done(store: StoreDirectory, mended: Mended) -> None:
     bundles = sum(loss.bundles for loss in mended.losses)
     exact = all(loss.exact for loss in mended.losses)
     out.print(

@@ -12,7 +12,7 @@ from quiver.cli.frame import (
     Answer,
     AsJson,
     Directory,
-    Store,
+    StoreDirectory,
     bullets,
     code_for,
     exit_with,
@@ -27,7 +27,7 @@ from quiver.cli.frame import (
 from quiver.disk.disk import Disk
 from quiver.disk.posix import PosixDisk
 from quiver.offline.beside import check_root, check_stream
-from quiver.offline.verify import Beside, Verdict, verify
+from quiver.offline.verify import Beside, Verified, verify
 from quiver.units import format_size
 
 HELP = help_text(
@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _verify(directory: Directory, as_json: AsJson = False) -> int:
-    def run(store: Store) -> Answer[Verdict]:
+    def run(store: StoreDirectory) -> Answer[Verified]:
         with reading("checking", store, quiet=as_json) as watch:
             verdict = verify(store.disk, watch=watch)
         if store.beside is not None:
@@ -83,7 +83,7 @@ def _show_beside(name: str, beside: Beside, answers: dict[str, Any], *, quiet: b
     return DAMAGED if beside.problems else OK
 
 
-def _show(store: Store, verdict: Verdict) -> None:
+def _show(store: StoreDirectory, verdict: Verified) -> None:
     counted = (
         f"{verdict.bundles:,} bundles in {verdict.segments:,} segments and"
         f" {verdict.log_files:,} log files, {format_size(verdict.nbytes)}"

@@ -40,7 +40,7 @@ def not_allowed(allowed: str, *, setting: str = "", value: object = None) -> Pyd
 
 
 @dataclass(frozen=True, slots=True)
-class _Problem:
+class _ConfigProblem:
     setting: str
     value: object
     allowed: str
@@ -75,12 +75,14 @@ def explain(
     )
 
 
-def _problem(item: ErrorDetails, prefix: str, known: list[str], layers: Layers | None) -> _Problem:
+def _problem(
+    item: ErrorDetails, prefix: str, known: list[str], layers: Layers | None
+) -> _ConfigProblem:
     context = item.get("ctx", {})
     place = ".".join([prefix, *map(str, item["loc"])] if prefix else map(str, item["loc"]))
     setting = str(context.get("setting") or place)
     unknown = item["type"] == "extra_forbidden"
-    return _Problem(
+    return _ConfigProblem(
         setting=setting,
         value=context["value"] if context.get("setting") else item["input"],
         allowed=suggestion(setting, known) if unknown else _allowed(item),

@@ -37,10 +37,10 @@ FLAG: Final = getattr(os, "O_DIRECT", 0)
 """0 where there is no such thing."""
 
 
-class _Stage:
+class _AlignedBuffer:
     """Memory that begins at a page, as direct writes need it."""
 
-    _idle: ClassVar[deque[_Stage]] = deque(maxlen=KEPT)
+    _idle: ClassVar[deque[_AlignedBuffer]] = deque(maxlen=KEPT)
 
     def __init__(self) -> None:
         # Private: a forked child that writes segments of its own must not write into ours.
@@ -49,7 +49,7 @@ class _Stage:
         self._address = pa.py_buffer(memory).address
 
     @classmethod
-    def take(cls) -> _Stage:
+    def take(cls) -> _AlignedBuffer:
         try:
             return cls._idle.pop()
         except IndexError:
@@ -81,7 +81,7 @@ class DirectWriter:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._stage: _Stage | None = _Stage.take()
+        self._stage: _AlignedBuffer | None = _AlignedBuffer.take()
 
     def pwritev(self, buffers: Sequence[Bytes], offset: int) -> int:
         """Write, perhaps only in part; the number of bytes written."""

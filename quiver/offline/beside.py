@@ -16,7 +16,7 @@ from quiver.config import Config
 from quiver.disk.disk import Disk
 from quiver.errors import Damage, StateCorrupt, UnsupportedVersion
 from quiver.format.checked_json import decode_checked, decode_lines, encode_checked
-from quiver.offline.verify import Beside, Problem
+from quiver.offline.verify import Beside, Finding
 
 SERVICE_FILE: Final = "service.json"
 SERVICE_VERSION_1: Final = ("settings", "subscribers", "schemas")
@@ -72,18 +72,18 @@ def _check_service(disk: Disk) -> Beside:
     except FileNotFoundError:
         if is_of_version_1(disk, STORE):
             return Beside()
-        return Beside((Problem(SERVICE_FILE, "it is missing", _SETTINGS_LOST),))
+        return Beside((Finding(SERVICE_FILE, "it is missing", _SETTINGS_LOST),))
     except UnsupportedVersion as error:
         return Beside(newer=(error.message,))
     except Damage as damage:
-        return Beside((Problem(SERVICE_FILE, damage.message, _SETTINGS_LOST),))
+        return Beside((Finding(SERVICE_FILE, damage.message, _SETTINGS_LOST),))
     unknown = _unknown_settings(body.get("settings"))
     if not unknown:
         return Beside()
     what = f"this Quiver has no setting {', '.join(unknown)}, or not with that value"
     if "first_segment" in body:  # its checksum holds: only a newer version can have written it
         return Beside(newer=(f"{SERVICE_FILE}: {what}; the stream is not served",))
-    return Beside((Problem(SERVICE_FILE, what, _SETTINGS_LOST),))
+    return Beside((Finding(SERVICE_FILE, what, _SETTINGS_LOST),))
 
 
 def _unknown_settings(settings: Any) -> list[str]:
@@ -111,7 +111,7 @@ def _check_failures(disk: Disk) -> Beside:
     if not bad:
         return Beside()
     what = f"lines {', '.join(map(str, bad[:5]))} are not what was written"
-    return Beside((Problem(FAILURES_FILE, what, _COUNTS_LOST),))
+    return Beside((Finding(FAILURES_FILE, what, _COUNTS_LOST),))
 
 
 def check_root(disk: Disk) -> Beside:
@@ -121,11 +121,11 @@ def check_root(disk: Disk) -> Beside:
     except FileNotFoundError:
         if disk.stat_size(DELETED_MARK) is None:
             return Beside()
-        return Beside((Problem(DELETED_FILE, "it is missing", _NUMBERS_LOST),))
+        return Beside((Finding(DELETED_FILE, "it is missing", _NUMBERS_LOST),))
     except UnsupportedVersion as error:
         return Beside(newer=(error.message,))
     except Damage as damage:
-        return Beside((Problem(DELETED_FILE, damage.message, _NUMBERS_LOST),))
+        return Beside((Finding(DELETED_FILE, damage.message, _NUMBERS_LOST),))
     return Beside()
 
 

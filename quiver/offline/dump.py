@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from quiver.disk.disk import Disk
 from quiver.errors import Damage, InvalidInput, QuiverError
-from quiver.offline.index import Place
-from quiver.offline.inventory import BundleAt, Inventory, Lost, outcome
+from quiver.offline.index import LogPlace
+from quiver.offline.inventory import BundleAt, Inventory, LostBundle, outcome
 from quiver.offline.look import Look, Watch, holds_a_store, no_store
 from quiver.offline.taking import look_and_take
 from quiver.offline.verify import find_newer
@@ -56,7 +56,7 @@ class Dump:
     """What a dump did."""
 
     saved: tuple[Saved, ...]
-    lost: tuple[Lost, ...]
+    lost: tuple[LostBundle, ...]
     damage: tuple[str, ...]
     torn: tuple[str, ...]
     maybe_doubled: str | None
@@ -104,7 +104,7 @@ class _Dumping:
         self._out = out
         self._progress = progress
         self._saved: dict[tuple[int, int], Saved] = {}
-        self._unreadable: list[Lost] = []
+        self._unreadable: list[LostBundle] = []
 
     def run(self, watch: Watch | None) -> Dump:
         for _ in range(MAX_ROUNDS):
@@ -127,7 +127,7 @@ class _Dumping:
                 complete = False
                 continue
             except Damage as damage:
-                if isinstance(held.source, Place):
+                if isinstance(held.source, LogPlace):
                     complete = False  # written over since the look, or damaged: look again
                 self._unreadable.append(_lost(held, damage))
                 continue
@@ -142,7 +142,7 @@ class _Dumping:
     def _save(self, held: BundleAt) -> tuple[Slot, ...]:
         folder = str(held.ref)
         pieces: list[tuple[int, bytes, int, list[Any]]]
-        if isinstance(held.source, Place):
+        if isinstance(held.source, LogPlace):
             blocks = held.source.bundle().slots
             pieces = [(b.slot, b.fingerprint, b.rows, [b.payload]) for b in blocks]
         else:
@@ -189,9 +189,9 @@ def small_damage(found: Look) -> list[QuiverError]:
     return [one for one in small if isinstance(one, QuiverError)]
 
 
-def _lost(held: BundleAt, damage: Damage) -> Lost:
+def _lost(held: BundleAt, damage: Damage) -> LostBundle:
     offset = damage.details.get("offset")
-    return Lost(
+    return LostBundle(
         str(damage.details.get("file", "")),
         damage.message.rstrip("."),
         offset if isinstance(offset, int) else None,

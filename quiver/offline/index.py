@@ -22,7 +22,7 @@ from quiver.wal.contents import LogEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogPlace:
     """Where a sound bundle entry lies. ``ref`` is ``None`` in a log of the Rust crate."""
 
     disk: Disk
@@ -79,8 +79,8 @@ class LogIndex(LogVisitor):
     def __init__(self, disk: Disk) -> None:
         super().__init__()
         self._disk = disk
-        self._by_segment: dict[int, dict[int, Place]] = defaultdict(dict)
-        self.places: list[Place] = []
+        self._by_segment: dict[int, dict[int, LogPlace]] = defaultdict(dict)
+        self.places: list[LogPlace] = []
         self.unreadable: list[WalCorrupt] = []
         """Entries that pass their checksum and make no sense."""
         self.not_self_named = 0
@@ -94,7 +94,7 @@ class LogIndex(LogVisitor):
 
     def take(self, entry: LogEntry, ref: BundleRef | None) -> None:
         check_entry(entry)
-        place = Place(
+        place = LogPlace(
             self._disk,
             entry.path,
             entry.offset,
@@ -119,7 +119,7 @@ class LogIndex(LogVisitor):
     def indexes(self, seq: int) -> Collection[int]:
         return self.of_segment(seq).keys()
 
-    def of_segment(self, seq: int) -> Mapping[int, Place]:
+    def of_segment(self, seq: int) -> Mapping[int, LogPlace]:
         """The places of a segment's bundles, by index."""
         return self._by_segment.get(seq, {})
 

@@ -16,7 +16,7 @@ from quiver.errors import QuiverError
 from quiver.format.progress import Progress
 from quiver.format.record import BundleMeta, EncodedSlot
 from quiver.ids import BundleRef
-from quiver.offline.index import Place
+from quiver.offline.index import LogPlace
 from quiver.offline.look import Look
 from quiver.recovery.consistency import missing_from_log
 from quiver.recovery.fates import Fate, SegmentFate, is_deleted, judge_all, was_sealed
@@ -60,17 +60,17 @@ class BundleAt:
     ref: BundleRef
     sequence: int | None
     ingestion_ts_ns: int | None
-    source: Sealed | Place | Intact
+    source: Sealed | LogPlace | Intact
 
     def meta(self) -> BundleMeta:
         """What is known about it."""
-        if isinstance(self.source, Place):
+        if isinstance(self.source, LogPlace):
             return entry_meta(self.source.bundle())
         return self.source.open().meta(self.ref.bundle_index)
 
     def slots(self) -> list[EncodedSlot]:
         """Its batches."""
-        if isinstance(self.source, Place):
+        if isinstance(self.source, LogPlace):
             return encoded_slots(self.source.bundle())
         return self.source.open().encoded(self.ref.bundle_index)
 
@@ -80,7 +80,7 @@ class BundleAt:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostBundle:
     """Something that should be there and can't be read.
 
     ``bundles`` is how many are lost: what every subscriber had finished is not.  With
@@ -118,10 +118,10 @@ class Inventory:
     """What there is, in order, and what there isn't."""
 
     bundles: list[BundleAt] = field(default_factory=list)
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[LostBundle] = field(default_factory=list)
     fates: dict[int, SegmentFate] = field(default_factory=dict)
     maybe_doubled: str | None = None
-    plan: ForeignPlan[Place] | None = None
+    plan: ForeignPlan[LogPlace] | None = None
     unfinished: list[str] = field(default_factory=list)
     """Segments the Rust crate was writing when it stopped: their bundles are in the log."""
 
@@ -165,7 +165,9 @@ class Taking:
         self.found = found
         self.result = Inventory()
 
-    def add_segment(self, sealed: Sealed, origins: Mapping[BundleRef, Place] | None = None) -> None:
+    def add_segment(
+        self, sealed: Sealed, origins: Mapping[BundleRef, LogPlace] | None = None
+    ) -> None:
         """The bundles of a sound file, but for places that an earlier repair left empty."""
         reader = sealed.open()
         for index in range(sealed.count):
@@ -182,7 +184,7 @@ class Taking:
                 at = BundleAt(ref, meta.sequence, meta.ingestion_ts_ns, sealed)
             self.result.bundles.append(at)
 
-    def add_from_log(self, ref: BundleRef, place: Place) -> None:
+    def add_from_log(self, ref: BundleRef, place: LogPlace) -> None:
         self.result.bundles.append(BundleAt(ref, place.sequence, place.ingestion_ts_ns, place))
 
     def add_intact(self, seq: int, indexes: Iterable[int]) -> None:
@@ -199,7 +201,7 @@ class Taking:
         needed = self.needed(fate.seq, fate.lost)
         refs = [BundleRef(fate.seq, index) for index in needed if index not in but]
         self.result.lost.append(
-            Lost(
+            LostBundle(
                 file,
                 reason,
                 bundles=len(refs),
@@ -209,7 +211,8 @@ class Taking:
         )
 
     def needed(self, seq: int, lost: Collection[int]) -> list[int]:
-        """Of these bundles of a segment those that count as lost; see :mod:`quiver.recovery.losses`."""
+        """Of these bundles of a segment those that count as lost
+        (:mod:`quiver.recovery.losses`)."""
         progress = self.found.basics.progress.values()
         unfinished = [left_of(one, seq) for one in progress]
         bits = needed_of(bits_of(lost), unfinished)
@@ -220,7 +223,7 @@ class Taking:
         for damage in self.found.replay.unreadable:
             offset = damage.details.get("offset")
             self.result.lost.append(
-                Lost(
+                LostBundle(
                     str(damage.details.get("file", "wal")),
                     damage.message.rstrip("."),
                     offset if isinstance(offset, int) else None,
@@ -294,7 +297,7 @@ class OwnTaking(Taking):
         self.lose_unreadable()
         return blamed
 
-    def _weigh(self, damage: LogDamage) -> Lost:
+    def _weigh(self, damage: LogDamage) -> LostBundle:
         """What a damaged stretch of the log costs: nothing, if segments hold it."""
         if damage.until is None:
             return self._weigh_end(damage)
@@ -310,7 +313,7 @@ class OwnTaking(Taking):
         exact = all_of_them or (bool(refs) and len(refs) == uncovered)
         if exact:
             refs = [ref for ref in refs if self.needed(ref.segment_seq, [ref.bundle_index])]
-        return Lost(
+        return LostBundle(
             damage.file,
             damage.reason,
             damage.offset,
@@ -320,13 +323,13 @@ class OwnTaking(Taking):
             refs=tuple(refs[:MAX_LISTED]),
         )
 
-    def _weigh_end(self, damage: LogDamage) -> Lost:
+    def _weigh_end(self, damage: LogDamage) -> LostBundle:
         """Behind which nothing is sound: no more bundles than fit into the rest of the file; if
         the file is gone, nothing tells how many."""
         size = self.found.disk.stat_size(damage.file)
         most = None if size is None else max(0, size - damage.offset) // MIN_BUNDLE_BYTES
         sequences = (damage.sequence, None)
-        return Lost(damage.file, damage.reason, damage.offset, sequences, most, at_most=True)
+        return LostBundle(damage.file, damage.reason, damage.offset, sequences, most, at_most=True)
 
     def _readable(self, seq: int) -> Collection[int]:
         fate = self.result.fates.get(seq)

@@ -37,9 +37,9 @@ from quiver.format.state import (
     index_ranges,
 )
 from quiver.ids import BundleRef
-from quiver.offline.index import Place
+from quiver.offline.index import LogPlace
 from quiver.offline.look import Watch
-from quiver.offline.repair import Plan
+from quiver.offline.repair import RepairPlan
 from quiver.record.app_versions import committed_versions
 from quiver.record.key_runs import KeyRuns, remove_unlisted
 from quiver.record.ledger import DAMAGED, Ledger
@@ -74,14 +74,14 @@ class Mended:
 def mend(disk: Disk, clock: Clock, *, where: str, watch: Watch | None = None) -> Mended:
     """Plan again, under the store's lock, and do it."""
     with StoreLock.acquire(disk, clock, where=where):
-        plan = Plan(disk, watch)
+        plan = RepairPlan(disk, watch)
         if not plan.is_needed:
             return Mended((), (), ())
         return _Mending(disk, clock, plan).run()
 
 
 class _Mending:
-    def __init__(self, disk: Disk, clock: Clock, plan: Plan) -> None:
+    def __init__(self, disk: Disk, clock: Clock, plan: RepairPlan) -> None:
         self._disk = disk
         self._clock = clock
         self._plan = plan
@@ -386,7 +386,7 @@ class _Mending:
         segments that are deleted."""
         through = 0 if self._forgotten else self._basics.known_state.through
         for held in self._plan.inventory.bundles:
-            if isinstance(held.source, Place):
+            if isinstance(held.source, LogPlace):
                 continue  # below
             if held.sequence is not None and held.sequence >= through:
                 with suppress(Damage):

@@ -36,7 +36,7 @@ from quiver.format.keys import KeyRun
 from quiver.format.progress import Progress
 from quiver.format.state import STATE_NAME, Checkpoint
 from quiver.ids import MAX_SLOTS, BundleRef
-from quiver.offline.inventory import BundleAt, Inventory, Lost, spans
+from quiver.offline.inventory import BundleAt, Inventory, LostBundle, spans
 from quiver.offline.look import Look, Watch, look
 from quiver.offline.taking import take_inventory
 from quiver.offline.verify import check_batches, find_problems
@@ -51,7 +51,7 @@ from quiver.wal.files import CURSOR
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class RepairStep:
     """One thing to be done, for people."""
 
     file: str
@@ -62,7 +62,7 @@ class Action:
         return f"{self.file}: {self.why}. {self.what}"
 
 
-class Plan:
+class RepairPlan:
     """What is wrong, and what to do about it; :mod:`quiver.offline.mend` does it."""
 
     def __init__(self, disk: Disk, watch: Watch | None = None) -> None:
@@ -209,7 +209,7 @@ class Plan:
         return [s for s in range(MAX_SLOTS) if unnamed >> s & 1 and s not in known]
 
     @property
-    def unnamed(self) -> list[Lost]:
+    def unnamed(self) -> list[LostBundle]:
         """Losses of the log that can't be put down to a segment."""
         return [
             lost
@@ -251,44 +251,44 @@ class Plan:
     # In words
 
     @cached_property
-    def actions(self) -> list[Action]:
+    def actions(self) -> list[RepairStep]:
         """All of it, in the order it is done; nothing if the store is sound."""
         return list(self._actions()) if self.is_needed else []
 
-    def _actions(self) -> Iterator[Action]:
+    def _actions(self) -> Iterator[RepairStep]:
         damaged = self.found.files.damaged
         for seq in self.to_set_aside:
-            yield Action(segment_path(seq), _why(damaged[seq]), self._segment_action(seq))
+            yield RepairStep(segment_path(seq), _why(damaged[seq]), self._segment_action(seq))
         for path, error in self.staged_damage.items():
-            yield Action(path, _why(error), "Set it aside.")
+            yield RepairStep(path, _why(error), "Set it aside.")
         for seq in self._missing:
-            yield Action(segment_path(seq), "the file is missing", self._segment_action(seq))
+            yield RepairStep(segment_path(seq), "the file is missing", self._segment_action(seq))
         if self.set_log_aside:
             yield from self._log_actions()
         if isinstance(self.found.basics.cursor, QuiverError):
-            yield Action(CURSOR, _why(self.found.basics.cursor), "Set it aside.")
+            yield RepairStep(CURSOR, _why(self.found.basics.cursor), "Set it aside.")
         if self.rebuild_floor is not None:
             what = "Work it out again from segments, log and progress."
-            yield Action(FLOOR_PATH, _why(self.rebuild_floor), what)
+            yield RepairStep(FLOOR_PATH, _why(self.rebuild_floor), what)
         if self.rebuild_state is not None:
             what = (
                 "Work out names, keys, committed versions and the losses that segments show"
                 " again; other entries of the loss ledger are lost, and the store gets a new uuid."
             )
-            yield Action(STATE_NAME, _why(self.rebuild_state), what)
+            yield RepairStep(STATE_NAME, _why(self.rebuild_state), what)
         yield from self._run_actions()
         for name, why in self.broken_progress.items():
             what = f"Subscriber {name!r} starts again at the earliest bundle; some come twice."
-            yield Action(progress_file(name), why, what)
+            yield RepairStep(progress_file(name), why, what)
 
-    def _run_actions(self) -> Iterator[Action]:
+    def _run_actions(self) -> Iterator[RepairStep]:
         for run, error in self.damaged_runs.items():
             what = (
                 f"Set it aside. Its {run.count:,} idempotency keys (sequences {run.first:,} to"
                 f" {run.last:,}) are forgotten, except those that segments, the log or other runs"
                 " have: a repeat of one of them is stored as a new bundle."
             )
-            yield Action(run.path, _why(error), what)
+            yield RepairStep(run.path, _why(error), what)
 
     def _segment_action(self, seq: int) -> str:
         if seq in self.unfinished:
@@ -305,7 +305,7 @@ class Plan:
             return f"{aside}Write what is left of it again; {spans(gaps)} are lost."
         return f"{aside}Write it again from the log, whole."
 
-    def _log_actions(self) -> Iterator[Action]:
+    def _log_actions(self) -> Iterator[RepairStep]:
         bundles = sum(len(self.readable[seq]) for seq in self.to_write)
         files = len(self.found.log.files)
         what = (
@@ -314,15 +314,17 @@ class Plan:
         )
         costs = [lost for lost in self.inventory.lost if lost.sequences is not None]
         if not costs:
-            yield Action("wal", "the log can't be gone on with", what)
+            yield RepairStep("wal", "the log can't be gone on with", what)
         for lost in costs:
             where = lost.file if lost.offset is None else f"{lost.file} byte {lost.offset:,}"
-            yield Action(where, f"{lost.reason}; {lost.what()}", what)
+            yield RepairStep(where, f"{lost.reason}; {lost.what()}", what)
             what = "As above."
         if self.nameless and costs:
             slots = ", ".join(f"slot{slot}" for slot in self.nameless)
             why = "slots have no name in what is left of the log"
-            yield Action("wal", why, f"Unless the slot table declares them, they read as {slots}.")
+            yield RepairStep(
+                "wal", why, f"Unless the slot table declares them, they read as {slots}."
+            )
 
 
 def _why(error: QuiverError) -> str:

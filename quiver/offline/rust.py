@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quiver.ids import MAX_BUNDLES_PER_SEGMENT
-from quiver.offline.index import Place
-from quiver.offline.inventory import Inventory, Lost, Taking
+from quiver.offline.index import LogPlace
+from quiver.offline.inventory import Inventory, LostBundle, Taking
 from quiver.recovery.fates import Fate, SegmentFate, intact_indexes
 from quiver.recovery.rust.adoption import align_foreign, foreign_count
 from quiver.recovery.rust.alignment import Alignment, Sealed, doubled, fallen_back, starts_at_zero
@@ -36,7 +36,7 @@ class RustTaking(Taking):
         self._damaged_log(plan)
         return self.finish()
 
-    def _damaged_segments(self, plan: ForeignPlan[Place], origins: Alignment[Place]) -> None:
+    def _damaged_segments(self, plan: ForeignPlan[LogPlace], origins: Alignment[LogPlace]) -> None:
         # With every entry there ever was taken from the log, nothing can be missing.
         complete = len(plan.in_segments) == 0 and starts_at_zero(self.found.log)
         for seq, damage in sorted(self.found.files.damaged.items()):
@@ -60,7 +60,7 @@ class RustTaking(Taking):
             fates[seq] = SegmentFate(seq, fate, most, exact, readable, damage)
             self.lose(fates[seq], segment_path(seq), damage.message.rstrip("."))
 
-    def _from_log(self, plan: ForeignPlan[Place]) -> int:
+    def _from_log(self, plan: ForeignPlan[LogPlace]) -> int:
         adoption = self.found.basics.known_state.adoption
         live = self.found.files.numbers
         first = self.found.first_free_segment() if adoption is None else adoption.first_segment
@@ -79,7 +79,7 @@ class RustTaking(Taking):
                 taken += 1
         return taken
 
-    def _damaged_log(self, plan: ForeignPlan[Place]) -> None:
+    def _damaged_log(self, plan: ForeignPlan[LogPlace]) -> None:
         log, cursor = self.found.log, self.found.basics.cursor
         starts = {file.path: file.header_shift for file in log.files}
         # Torn with sound entries behind it: what was there may well have been promised.
@@ -90,7 +90,7 @@ class RustTaking(Taking):
             covered = plan.doubtful is None and isinstance(cursor, int) and position < cursor
             count = None if bad.until is None else max(0, bad.until - bad.sequence)
             self.result.lost.append(
-                Lost(
+                LostBundle(
                     bad.file,
                     bad.reason,
                     bad.offset,

@@ -91,7 +91,7 @@ class SubscriberRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class StoreSummary:
     """Everything ``quiver inspect`` shows."""
 
     written_by: str
@@ -117,12 +117,12 @@ class Summary:
         return not (self.problems or self.newer)
 
 
-def summarize(disk: Disk, clock: Clock) -> Summary:
+def summarize(disk: Disk, clock: Clock) -> StoreSummary:
     """Look and count."""
     found, inventory = look_and_take(disk, check=False)
     sizes = {held.ref: _size(held) for held in inventory.bundles}
     files = tuple(_files(disk))
-    return Summary(
+    return StoreSummary(
         written_by="the Rust crate" if found.foreign else "Quiver",
         bundles=len(inventory.bundles),
         lost_bundles=inventory.lost_bundles,

@@ -34,7 +34,7 @@ _ARROW_ERRORS = (pa.ArrowException, OSError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Finding:
     """Damage: where, what, and what it means for the data."""
 
     file: str
@@ -52,16 +52,16 @@ class Problem:
 class Beside:
     """What is wrong with the files that a server keeps beside a store."""
 
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Finding, ...] = ()
     newer: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verified:
     """The result. ``notes`` are worth knowing and no damage; ``newer`` are files that only a
     newer version can read: they are not damaged, and nothing is known of what is in them."""
 
-    problems: tuple[Problem, ...]
+    problems: tuple[Finding, ...]
     notes: tuple[str, ...]
     newer: tuple[str, ...]
     segments: int
@@ -74,7 +74,7 @@ class Verdict:
     def sound(self) -> bool:
         return not (self.problems or self.newer)
 
-    def with_files_beside(self, beside: Beside) -> Verdict:
+    def with_files_beside(self, beside: Beside) -> Verified:
         """The same with what is wrong beside the store, in a server's root."""
         return replace(
             self,
@@ -83,12 +83,12 @@ class Verdict:
         )
 
 
-def verify(disk: Disk, *, watch: Watch | None = None) -> Verdict:
+def verify(disk: Disk, *, watch: Watch | None = None) -> Verified:
     """Check everything; changes nothing and needs no lock."""
     found, inventory = look_and_take(disk, watch=watch)
     problems = [*find_problems(found, inventory), *_unreadable_batches(found)]
     log_bytes = sum(file.size for file in found.log.files)
-    return Verdict(
+    return Verified(
         tuple(problems),
         tuple(find_notes(found, inventory)),
         tuple(find_newer(found)),
@@ -100,16 +100,16 @@ def verify(disk: Disk, *, watch: Watch | None = None) -> Verdict:
     )
 
 
-def find_problems(found: Look, inventory: Inventory) -> Iterator[Problem]:
+def find_problems(found: Look, inventory: Inventory) -> Iterator[Finding]:
     """All damage that can be seen without decoding batches."""
     for lost in inventory.lost:
-        yield Problem(lost.file, lost.reason, lost.what(), lost.offset)
+        yield Finding(lost.file, lost.reason, lost.what(), lost.offset)
     for damage in contradictions(found, inventory.fates):
         if not isinstance(damage, WalCorrupt):  # those are among what is lost
             yield _small(damage, "the store refuses to open until it is repaired")
     if isinstance(found.basics.cursor, QuiverError):
         affects = "bundles may come twice" if found.foreign else "nothing: it is a hint"
-        yield Problem("wal/quiver.wal.cursor", found.basics.cursor.message.rstrip("."), affects)
+        yield Finding("wal/quiver.wal.cursor", found.basics.cursor.message.rstrip("."), affects)
     for name, progress in found.basics.progress.items():
         if isinstance(progress, QuiverError):
             yield _small(progress, f"where subscriber {name!r} stood is not known")
@@ -118,29 +118,29 @@ def find_problems(found: Look, inventory: Inventory) -> Iterator[Problem]:
     for path, error in found.stages.files.items():
         if isinstance(error, Damage):
             affects = "the attempt it belongs to can't be committed"
-            yield Problem(path, error.message.rstrip("."), affects)
+            yield Finding(path, error.message.rstrip("."), affects)
     yield from _overlaps(found)
 
 
-def _small(damage: QuiverError, affects: str) -> Problem:
+def _small(damage: QuiverError, affects: str) -> Finding:
     what = damage.message.replace(" Nothing was changed.", "").rstrip(".")
-    return Problem(str(damage.details.get("file", "")), what, affects)
+    return Finding(str(damage.details.get("file", "")), what, affects)
 
 
-def _marks_beyond(name: str, progress: Progress, inventory: Inventory) -> Iterator[Problem]:
+def _marks_beyond(name: str, progress: Progress, inventory: Inventory) -> Iterator[Finding]:
     for seq, entry in progress.entries.items():
         fate = inventory.fates.get(seq)
         count = fate.count if fate is not None and fate.exact else None
         if count and entry.done >> count:
             mark = entry.done.bit_length() - 1
-            yield Problem(
+            yield Finding(
                 progress_file(name),
                 f"it marks bundle {seq}.{mark}, but the segment has {count:,}",
                 f"where subscriber {name!r} stood is not known",
             )
 
 
-def _overlaps(found: Look) -> Iterator[Problem]:
+def _overlaps(found: Look) -> Iterator[Finding]:
     """Sequences rise with segment numbers: anything else is a file under another's name."""
     infos = found.files.infos.values()
     known = [info for info in infos if info.first_sequence is not None]
@@ -148,7 +148,7 @@ def _overlaps(found: Look) -> Iterator[Problem]:
         together = before.transaction is not None and before.transaction == after.transaction
         last, first = before.last_sequence or 0, after.first_sequence or 0
         if last > first or (last == first and not together):
-            yield Problem(
+            yield Finding(
                 segment_path(after.seq),
                 f"its sequences begin at {after.first_sequence}, before the end of segment"
                 f" {before.seq}",
@@ -156,12 +156,12 @@ def _overlaps(found: Look) -> Iterator[Problem]:
             )
 
 
-def _unreadable_batches(found: Look) -> Iterator[Problem]:
+def _unreadable_batches(found: Look) -> Iterator[Finding]:
     for seq in found.files.sound:
         yield from check_batches(found.files.open(seq))
 
 
-def check_batches(reader: SegmentReader) -> Iterator[Problem]:
+def check_batches(reader: SegmentReader) -> Iterator[Finding]:
     """Bundles that Arrow can't take apart."""
     for index in range(len(reader)):
         try:
@@ -170,7 +170,7 @@ def check_batches(reader: SegmentReader) -> Iterator[Problem]:
         except (Damage, *_ARROW_ERRORS) as error:
             check_memory(error)
             what = error.message.rstrip(".") if isinstance(error, Damage) else str(error)
-            yield Problem(reader.path, what, f"bundle {reader.seq}.{index} can't be read")
+            yield Finding(reader.path, what, f"bundle {reader.seq}.{index} can't be read")
 
 
 def find_notes(found: Look, inventory: Inventory) -> Iterator[str]:

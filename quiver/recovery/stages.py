@@ -30,7 +30,7 @@ from quiver.format.segment.stage import STAGES, StageKey
 from quiver.format.wal.commit import Commit
 from quiver.record.app_versions import Transactions
 from quiver.recovery.fates import Found
-from quiver.recovery.survey import Stages
+from quiver.recovery.survey import StageFindings
 from quiver.segment.segments import Segments
 from quiver.segment.stage_table import Finished, StageTable
 from quiver.segment.staged_file import StageFile
@@ -55,7 +55,7 @@ class Attempt:
     state: AttemptState
 
 
-def attempts(stages: Stages, committed: Callable[[str], int | None]) -> list[Attempt]:
+def attempts(stages: StageFindings, committed: Callable[[str], int | None]) -> list[Attempt]:
     """What the staged files are; ``committed`` is the last version of an app."""
     by_key: dict[StageKey, list[StageFile]] = defaultdict(list)
     for file in stages.files.values():

@@ -263,7 +263,7 @@ class SegmentFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class StageFindings:
     """The files in ``stages/``."""
 
     files: Mapping[str, StageFile | Damage] = field(default_factory=dict)
@@ -285,7 +285,7 @@ class Waiting:
 
 def _read_stages(
     disk: Disk, commits: Iterable[Commit], newer: Newer | None, *, check: bool
-) -> Stages:
+) -> StageFindings:
     """Read every staged file's end, and with ``check`` every byte.
 
     Those that a commit names may have more behind it: they are looked at with the commit.
@@ -311,7 +311,7 @@ def _read_stages(
             found[path] = damage
         except UnsupportedVersion as error:
             _note(error, newer)
-    return Stages(found, committed)
+    return StageFindings(found, committed)
 
 
 def _read_waiting(
@@ -355,7 +355,7 @@ class Findings(Generic[V_co]):
     files: SegmentFiles
     log: LogContents
     replay: V_co
-    stages: Stages
+    stages: StageFindings
     waiting: Mapping[int, Waiting]
     newer: Sequence[UnsupportedVersion] = ()
 

@@ -12,7 +12,7 @@ import threading
 import pyarrow as pa
 
 
-class Feed:
+class MessageFeed:
     """One stream of batches, in whatever order they are asked for."""
 
     def __init__(self, schema: bytes, dictionaries: pa.Buffer) -> None:

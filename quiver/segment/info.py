@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quiver.errors import SegmentDamage, SegmentInvalidIpc
-from quiver.format.segment.file import Footer, StreamEntry, Summary
+from quiver.format.segment.file import Footer, SegmentSummary, StreamEntry
 from quiver.format.segment.stage import Transaction
 from quiver.format.state import MAX_COUNTS
 
@@ -71,7 +71,7 @@ class SegmentInfo:
 
     @classmethod
     def of(
-        cls, seq: int, file_bytes: int, summary: Summary, entries: Sequence[StreamEntry]
+        cls, seq: int, file_bytes: int, summary: SegmentSummary, entries: Sequence[StreamEntry]
     ) -> SegmentInfo:
         named = {(entry.slot_name, entry.slot_id) for entry in entries if entry.slot_name}
         unnamed = {entry.slot_id for entry in entries if not entry.slot_name}
@@ -98,13 +98,13 @@ class SegmentInfo:
         file_bytes: int,
         footer: Footer,
         entries: Sequence[StreamEntry],
-        summary: Summary | None,
+        summary: SegmentSummary | None,
         *,
         staged: bool = False,
     ) -> SegmentInfo:
         """From a directory: its summary, or what can be counted without one."""
         if summary is None:
-            summary = Summary(
+            summary = SegmentSummary(
                 footer.bundle_count,
                 sum(entry.row_count for entry in entries),
                 sum(entry.byte_length for entry in entries),

@@ -22,7 +22,7 @@ _StreamKey = tuple[int, bytes, bytes, bytes]
 
 
 @dataclass(slots=True)
-class Stream:
+class SchemaStream:
     """Batches that can share one Arrow file: same slot, schema and dictionaries."""
 
     slot: int
@@ -31,7 +31,7 @@ class Stream:
     batches: list[EncodedBatch] = field(default_factory=list)
 
 
-class Bundle(NamedTuple):
+class SegmentBundle(NamedTuple):
     """One bundle: its slots, where they went, and its metadata."""
 
     slots: tuple[EncodedSlot, ...]
@@ -49,8 +49,8 @@ class OpenSegment:
         self.nbytes = 0
         self.visible = 0
         """How many bundles may be shown: the owner counts them when they are durable."""
-        self._bundles: list[Bundle] = []
-        self._streams: list[Stream] = []
+        self._bundles: list[SegmentBundle] = []
+        self._streams: list[SchemaStream] = []
         self._ids: dict[_StreamKey, int] = {}
         self._schemas: dict[tuple[int, bytes], int] = {}
 
@@ -74,12 +74,12 @@ class OpenSegment:
         return len(self._streams)
 
     @property
-    def bundles(self) -> Sequence[Bundle]:
+    def bundles(self) -> Sequence[SegmentBundle]:
         """All bundles, in order: for the writer."""
         return self._bundles
 
     @property
-    def streams(self) -> Sequence[Stream]:
+    def streams(self) -> Sequence[SchemaStream]:
         """All streams, by id: for the writer."""
         return self._streams
 
@@ -94,7 +94,7 @@ class OpenSegment:
             refs.append(SlotRef(slot.slot, stream_id, len(batches)))
             batches.append(batch)
             nbytes += batch.payload_len
-        self._bundles.append(Bundle(tuple(slots), tuple(refs), meta, nbytes))
+        self._bundles.append(SegmentBundle(tuple(slots), tuple(refs), meta, nbytes))
         self.nbytes += nbytes
         return len(self._bundles) - 1
 
@@ -106,7 +106,7 @@ class OpenSegment:
         if found is not None:
             return found
         self._ids[key] = len(self._streams)
-        self._streams.append(Stream(slot.slot, slot.fingerprint, key))
+        self._streams.append(SchemaStream(slot.slot, slot.fingerprint, key))
         pair = (slot.slot, message)
         self._schemas[pair] = self._schemas.get(pair, 0) + 1
         return len(self._streams) - 1
@@ -121,7 +121,7 @@ class OpenSegment:
         while self._streams and not self._streams[-1].batches:
             self._forget(self._streams.pop())
 
-    def _forget(self, stream: Stream) -> None:
+    def _forget(self, stream: SchemaStream) -> None:
         del self._ids[stream.key]
         pair = (stream.slot, stream.key[2])
         self._schemas[pair] -= 1
@@ -171,7 +171,7 @@ class OpenSegment:
             f"bundle {self.seq}.{index} has no slot {slot}.", segment=self.seq, slot=slot
         )
 
-    def _bundle(self, index: int) -> Bundle:
+    def _bundle(self, index: int) -> SegmentBundle:
         if not 0 <= index < len(self._bundles):
             raise UnknownBundle(
                 f"segment {self.seq} has {len(self._bundles)} bundles, none is {index}."

@@ -47,8 +47,8 @@ from quiver.format.segment.file import (
     TAIL_SIZE,
     TRAILER_SIZE,
     Footer,
+    SegmentSummary,
     StreamEntry,
-    Summary,
     check_magic,
     decode_directory,
     decode_footer,
@@ -481,7 +481,7 @@ class _Tail:
             start, crc = self.footer.directory_offset, self.seal.directory_crc
             _check_table("directory", directory, start, crc)
         self.streams: list[StreamEntry]
-        self._summary: Summary | None
+        self._summary: SegmentSummary | None
         self.streams, self._summary = decode_directory(directory, self.footer)
         self.crc = stored_crc(tail)
 

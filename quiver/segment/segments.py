@@ -158,7 +158,7 @@ class _InMemory:
 
 
 @dataclass(slots=True)
-class _Reserved:
+class _ReservedBy:
     commit: Commit
     durable: bool
 
@@ -224,7 +224,7 @@ class Segments:
         self._lock = threading.Lock()
         self._memory: dict[int, _InMemory] = {}  # ascending, as all of these
         self._open: _InMemory | None = None
-        self._reserved: list[_Reserved] = []
+        self._reserved: list[_ReservedBy] = []
         self._files: dict[int, _InFile] = {}
         self._dropped: dict[int, _InFile] = {}  # Gone, and the file still to be deleted
         self._lost: set[int] = set()
@@ -280,7 +280,7 @@ class Segments:
             return Free()
         return Gone("lost" if seq in self._lost else "deleted")
 
-    def _reserved_for(self, seq: int) -> _Reserved | None:
+    def _reserved_for(self, seq: int) -> _ReservedBy | None:
         for one in self._reserved:
             if one.commit.first_segment <= seq < one.commit.end_segment:
                 return one
@@ -428,7 +428,7 @@ class Segments:
                 self._must_be(seq, Free, File, what="reserved")
                 self._forget_file(seq)
             if commit.files:
-                self._reserved.append(_Reserved(commit, durable))
+                self._reserved.append(_ReservedBy(commit, durable))
                 self._reserved.sort(key=lambda one: one.commit.first_segment)
             self.next_segment = max(self.next_segment, commit.end_segment)
 

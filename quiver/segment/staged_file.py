@@ -23,7 +23,7 @@ from typing import Final
 
 from quiver.disk.disk import Disk
 from quiver.errors import Damage, SegmentDamage
-from quiver.format.segment.file import CRC_SIZE, STREAM_ALIGNMENT, Summary
+from quiver.format.segment.file import CRC_SIZE, STREAM_ALIGNMENT, SegmentSummary
 from quiver.format.segment.stage import STAGES, StageLabel, parse_stage_name, stage_path
 from quiver.format.wal.commit import Commit, CommittedFile
 from quiver.format.wal.scan import RESIDUE
@@ -169,7 +169,7 @@ def publish_stage(disk: Disk, commit: Commit, seq: int, file: CommittedFile) -> 
 def _append_tail(disk: Disk, commit: Commit, seq: int, file: CommittedFile) -> SegmentInfo:
     with SegmentReader.open_staged(disk, file.path, file.length, seq=seq, verify=False) as reader:
         manifest = reader.stamped_manifest(commit.sequence, commit.ts)
-    summary = Summary(
+    summary = SegmentSummary(
         bundles=file.bundles,
         rows=file.rows,
         nbytes=file.nbytes,

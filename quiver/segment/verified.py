@@ -37,7 +37,7 @@ from quiver.format.segment.blocks import (
 )
 from quiver.format.segment.file import StreamEntry
 from quiver.format.segment.manifest import Manifest
-from quiver.segment.feed import Feed
+from quiver.segment.feed import MessageFeed
 from quiver.segment.source import ReadSource
 
 READ_AHEAD: Final = 256 << 10
@@ -61,7 +61,7 @@ _JOIN_GAPS: Final = 4
 _NOT_SEEN: Final = -1
 
 
-class _Window(NamedTuple):
+class _ReadWindow(NamedTuple):
     """A part of a stream in memory."""
 
     start: int
@@ -111,8 +111,8 @@ class VerifiedChunks:
         self._ahead_below = min(self._ahead, READ_AHEAD_BELOW)
         self._lock = threading.Lock()
         self._heads: dict[int, _Head] = {}
-        self._feeds: dict[int, Feed] = {}
-        self._windows: dict[int, _Window] = {}
+        self._feeds: dict[int, MessageFeed] = {}
+        self._windows: dict[int, _ReadWindow] = {}
         self._ends: dict[int, int] = {}
         # Rows by slot reference, once its message was looked at.
         self._rows = array("q", [_NOT_SEEN]) * len(manifest.slots)
@@ -195,7 +195,7 @@ class VerifiedChunks:
         # Not beyond the batches, and no part of a batch that would have to be read again.
         limit = entry.byte_offset + entry.byte_length - (entry.tail_length or 0)
         data = self._source.bytes(offset, max(min(self._ahead, limit - offset), length))
-        self._windows[stream_id] = _Window(offset, offset + data.size, data)
+        self._windows[stream_id] = _ReadWindow(offset, offset + data.size, data)
         _reading_ahead.enter(self)
         return data.slice(0, length)
 
@@ -231,11 +231,11 @@ class VerifiedChunks:
             if any(manifest.streams[at] == stream_id for at in manifest.places(index))
         ]
 
-    def _feed(self, stream_id: int, head: _Head) -> Feed:
+    def _feed(self, stream_id: int, head: _Head) -> MessageFeed:
         with self._lock:
             found = self._feeds.get(stream_id)
             if found is None:
-                found = self._feeds[stream_id] = Feed(head.schema.message, head.dictionaries)
+                found = self._feeds[stream_id] = MessageFeed(head.schema.message, head.dictionaries)
             return found
 
     # Some columns only

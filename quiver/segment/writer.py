@@ -23,15 +23,15 @@ from quiver.format.segment.blocks import Chunk
 from quiver.format.segment.file import (
     STREAM_ALIGNMENT,
     Footer,
+    SegmentSummary,
     StreamEntry,
-    Summary,
     encode_directory,
 )
 from quiver.format.segment.guard import Seal, add_parity, encode_sums, front_length
 from quiver.format.segment.manifest import encode_manifest
 from quiver.format.segment.stage import StageLabel, Transaction
 from quiver.segment.info import SEGMENTS, TMP_SUFFIX, SegmentInfo, segment_path
-from quiver.segment.open_segment import OpenSegment, Stream
+from quiver.segment.open_segment import OpenSegment, SchemaStream
 
 SEALED_MODE: Final = 0o440
 MAX_TABLE_BYTES: Final = 2**32 - 1
@@ -41,12 +41,12 @@ _ZEROS: Final = bytes(STREAM_ALIGNMENT)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FileLayout:
     """A segment file, not yet written: its bytes in pieces, and their sum."""
 
     buffers: Sequence[bytes | pa.Buffer]
     size: int
-    summary: Summary
+    summary: SegmentSummary
     streams: Sequence[StreamEntry]
 
 
@@ -114,7 +114,7 @@ def lay_out(
     slot_names: Mapping[int, str],
     label: StageLabel | None = None,
     transaction: Transaction | None = None,
-) -> Layout:
+) -> FileLayout:
     """The file's bytes. The same bundles always give the same file.
 
     With a ``label`` it is one that is only staged, and has no number yet.
@@ -154,11 +154,11 @@ def lay_out(
     placed = [[chunks[ref.stream_id][ref.chunk_index] for ref in one.refs] for one in bundles]
     manifest = encode_manifest([(one.refs, one.meta) for one in bundles], placed)
     add_tail(pieces, entries, summary, manifest)
-    return Layout(pieces.buffers, pieces.size, summary, entries)
+    return FileLayout(pieces.buffers, pieces.size, summary, entries)
 
 
 def add_tail(
-    pieces: Pieces, entries: Sequence[StreamEntry], summary: Summary, manifest: IpcFile
+    pieces: Pieces, entries: Sequence[StreamEntry], summary: SegmentSummary, manifest: IpcFile
 ) -> None:
     """What makes the streams before it a file: the tables with their guard, footer, trailer."""
     directory = encode_directory(entries, summary)
@@ -192,7 +192,7 @@ def add_tail(
     pieces.add_bytes(footer.encode(pieces.crc))
 
 
-def _stream_file(stream: Stream) -> IpcFile:
+def _stream_file(stream: SchemaStream) -> IpcFile:
     first = stream.batches[0]
     builder = FileBuilder(first.schema)
     if first.dictionaries.size:
@@ -202,11 +202,11 @@ def _stream_file(stream: Stream) -> IpcFile:
     return builder.finish()
 
 
-def _summarize(seq: int, metas: Sequence[BundleMeta]) -> Summary:
+def _summarize(seq: int, metas: Sequence[BundleMeta]) -> SegmentSummary:
     sequences = [meta.sequence for meta in metas if meta.sequence is not None]
     times = [meta.ingestion_ts_ns for meta in metas if meta.ingestion_ts_ns is not None]
     store_times = [meta.store_ts_ns for meta in metas if meta.store_ts_ns is not None]
-    return Summary(
+    return SegmentSummary(
         bundles=len(metas),
         rows=sum(meta.rows for meta in metas),
         nbytes=sum(meta.nbytes for meta in metas),

@@ -26,7 +26,7 @@ MAX_SCHEMAS: Final = 10_000
 _Found = tuple[tuple[int, bytes], ...]
 
 
-class Schemas:
+class SchemaIndex:
     """The schemas of one store. Safe to use from any thread."""
 
     def __init__(self, disk: Disk, segments: Segments, slots: SlotTable) -> None:

@@ -60,7 +60,7 @@ from quiver.segment.stage_table import Staged, StageInfo
 from quiver.store.assembly import Hooks, assemble
 from quiver.store.membership import Membership
 from quiver.store.puts import Puts
-from quiver.store.schemas import Schemas
+from quiver.store.schemas import SchemaIndex
 from quiver.store.status import StoreStatus, take_status
 from quiver.subscriber.delivery import Start
 from quiver.subscriber.lag import Lag
@@ -136,7 +136,7 @@ class Store:
         self._segments, self._ingest = parts.segments, parts.ingest
         self._registry = parts.registry
         self._upkeep, self._delivery = assembly.upkeep, assembly.delivery
-        self._schemas = Schemas(disk, parts.segments, parts.slots)
+        self._schemas = SchemaIndex(disk, parts.segments, parts.slots)
         self._puts = Puts(parts, self._upkeep, self._commits, assembly.seal_wait, self)
         self._members = Membership(parts, self._upkeep, self._delivery)
         self._staging = assembly.staging

@@ -38,7 +38,7 @@ MAX_WAIT_SECONDS: Final = 1.0
 Start = Literal["earliest", "latest"] | datetime | BundleRef | tuple[int, int]
 
 
-class _Resolver:
+class _HandleResolver:
     """One subscriber's side of its handles, and what is counted for it."""
 
     def __init__(self, delivery: Delivery, subscriber: Subscriber, metrics: Metrics) -> None:
@@ -98,7 +98,7 @@ class Delivery:
         # By time; the number keeps those of the same moment apart.
         self._deferred: list[tuple[float, int, BundleRef, Subscriber]] = []
         self._turns = itertools.count()
-        self._resolvers: dict[str, _Resolver] = {}
+        self._resolvers: dict[str, _HandleResolver] = {}
         self._log = get_logger()
         self.on_outcome: Callable[[], None] = lambda: None
         """Called after an outcome: it has to reach the disk before long. Must be cheap."""
@@ -144,10 +144,10 @@ class Delivery:
             subscriber.release(ref)  # a claim must not leak when reading fails
             raise
 
-    def _resolver(self, subscriber: Subscriber) -> _Resolver:
+    def _resolver(self, subscriber: Subscriber) -> _HandleResolver:
         found = self._resolvers.get(subscriber.name)
         if found is None or not found.is_for(subscriber):
-            found = _Resolver(self, subscriber, self._metrics)
+            found = _HandleResolver(self, subscriber, self._metrics)
             self._resolvers[subscriber.name] = found
         return found
 

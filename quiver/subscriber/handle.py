@@ -2,7 +2,7 @@
 
 A handle that disappears without an outcome gives its bundle back.  That happens in
 ``__del__``, which the interpreter may run anywhere, also inside code that holds the very
-lock a release needs; so it only calls :meth:`Resolver.abandon`, which takes no lock.
+lock a release needs; so it only calls :meth:`HandleOwner.abandon`, which takes no lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quiver.subscriber.state import Outcome
 T = TypeVar("T")
 
 
-class Resolver(Protocol):
+class HandleOwner(Protocol):
     """What a handle needs of the store, for one subscriber."""
 
     def slots(self, ref: BundleRef) -> Sequence[str]:
@@ -56,7 +56,7 @@ class ClaimedBundle:
 
     __slots__ = ("__weakref__", "_batches", "_outcome", "_resolver", "_slots", "meta", "ref")
 
-    def __init__(self, resolver: Resolver, ref: BundleRef, meta: BundleMeta) -> None:
+    def __init__(self, resolver: HandleOwner, ref: BundleRef, meta: BundleMeta) -> None:
         self._outcome = Outcome.CLAIMED
         self._resolver = resolver
         self._slots: tuple[str, ...] | None = None

@@ -36,7 +36,7 @@ _FILE_NAME: Final = re.compile(re.escape(FILE_PREFIX) + r"([A-Za-z0-9_-]{1,64})"
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class LoadedProgress:
     """A subscriber's state at start-up, and what is worth telling about it.
 
     ``problem`` is set when the policy had to decide, and ``copy`` names where the damaged
@@ -93,14 +93,14 @@ def recover(
     *,
     policy: CorruptProgress,
     latest: BundleRef,
-) -> Recovered:
+) -> LoadedProgress:
     """The state to go on with, given the segments that are here and their bundle counts."""
     if isinstance(scanned, Progress):
         try:
             state = SubscriberState.restore(scanned, totals, file=progress_file(name))
         except ProgressCorrupt as problem:
             return _start_over(disk, name, problem, totals, policy, latest)
-        return Recovered(name, state)
+        return LoadedProgress(name, state)
     return _start_over(disk, name, scanned, totals, policy, latest)
 
 
@@ -111,13 +111,13 @@ def _start_over(
     totals: Mapping[int, int],
     policy: CorruptProgress,
     latest: BundleRef,
-) -> Recovered:
+) -> LoadedProgress:
     if policy == "fail":
         raise problem
     state = SubscriberState(latest if policy == "latest" else EARLIEST)
     for segment_seq in sorted(totals):
         state.observe(segment_seq, totals[segment_seq])
-    return Recovered(name, state, problem, set_aside(disk, name))
+    return LoadedProgress(name, state, problem, set_aside(disk, name))
 
 
 def set_aside(disk: Disk, name: str) -> str | None:

@@ -16,7 +16,7 @@ from quiver.disk.disk import Disk
 from quiver.errors import InvalidInput, ProgressCorrupt, QuiverError, UnknownSubscriber
 from quiver.format.progress import Progress
 from quiver.ids import BundleRef, subscriber_id
-from quiver.subscriber.progress import Recovered, recover, remove_leftovers
+from quiver.subscriber.progress import LoadedProgress, recover, remove_leftovers
 from quiver.subscriber.state import EARLIEST, SubscriberState
 from quiver.subscriber.subscriber import Status, Subscriber
 
@@ -65,7 +65,7 @@ class Registry:
 
     # Start-up: load, register, activate
 
-    def load(self, scanned: Mapping[str, Progress | ProgressCorrupt]) -> list[Recovered]:
+    def load(self, scanned: Mapping[str, Progress | ProgressCorrupt]) -> list[LoadedProgress]:
         """Take over what :func:`~quiver.subscriber.progress.scan_progress` found.
 
         The answer tells what the policy had to decide; without a policy that decides, it

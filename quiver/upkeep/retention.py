@@ -46,7 +46,7 @@ _NS_PER_SECOND = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Candidate:
     """A written segment as retention sees it."""
 
     seq: int
@@ -69,7 +69,7 @@ class Eviction:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvictionPlan:
     """What should go, in the order it should go, and what is still missing then."""
 
     evictions: tuple[Eviction, ...]
@@ -98,14 +98,14 @@ def keeps_finished(policy: RetentionConfig) -> bool:
 
 
 def plan(
-    segments: Sequence[Held],
+    segments: Sequence[Candidate],
     policy: RetentionConfig,
     now_ns: int,
     *,
     used: int,
     cap: int | None,
     need: int = 0,
-) -> Plan:
+) -> EvictionPlan:
     """What should go now.
 
     ``segments`` in ascending order; ``used`` is all the store takes on disk, ``need``
@@ -126,20 +126,20 @@ def plan(
         by_size = _over_cap([s for s in left if s.seq not in gone], policy, over)
         evictions += by_size
         over -= sum(eviction.nbytes for eviction in by_size)
-    return Plan(tuple(evictions), max(over, 0))
+    return EvictionPlan(tuple(evictions), max(over, 0))
 
 
-def evictable(segments: Iterable[Held], policy: RetentionConfig) -> int:
+def evictable(segments: Iterable[Candidate], policy: RetentionConfig) -> int:
     """Bytes the size pass could free, if it had to: what stands between full and refusal."""
     unfinished_too = policy.size_cap_policy == "drop_oldest"
     return sum(s.nbytes for s in segments if unfinished_too or s.finished_at_ns is not None)
 
 
-def _evict(segment: Held, ground: Ground) -> Eviction:
+def _evict(segment: Candidate, ground: Ground) -> Eviction:
     return Eviction(segment.seq, segment.nbytes, ground, dropped=segment.finished_at_ns is None)
 
 
-def _expired(segments: Sequence[Held], policy: RetentionConfig, now_ns: int) -> set[int]:
+def _expired(segments: Sequence[Candidate], policy: RetentionConfig, now_ns: int) -> set[int]:
     """Segments past the age limit.
 
     One without a time of its own is older than the next that has one: ingestion time
@@ -158,7 +158,7 @@ def _expired(segments: Sequence[Held], policy: RetentionConfig, now_ns: int) -> 
     return expired
 
 
-def _kept(segments: Sequence[Held], policy: RetentionConfig, now_ns: int) -> set[int]:
+def _kept(segments: Sequence[Candidate], policy: RetentionConfig, now_ns: int) -> set[int]:
     """Finished segments that the steady sweep leaves alone."""
     done = [segment for segment in segments if segment.finished_at_ns is not None]
     kept = _newest_within(done, policy.steady_state_headroom)
@@ -174,7 +174,7 @@ def _kept(segments: Sequence[Held], policy: RetentionConfig, now_ns: int) -> set
     return kept | wanted
 
 
-def _newest_within(segments: Sequence[Held], nbytes: int) -> set[int]:
+def _newest_within(segments: Sequence[Candidate], nbytes: int) -> set[int]:
     """The newest segments that fit into ``nbytes`` together, without a gap.
 
     Whoever goes back wants an unbroken stretch, so the first that doesn't fit ends it.
@@ -188,7 +188,7 @@ def _newest_within(segments: Sequence[Held], nbytes: int) -> set[int]:
     return within
 
 
-def _over_cap(segments: Sequence[Held], policy: RetentionConfig, over: int) -> list[Eviction]:
+def _over_cap(segments: Sequence[Candidate], policy: RetentionConfig, over: int) -> list[Eviction]:
     """Oldest first until ``over`` bytes are freed: finished ones, then those we may drop."""
     candidates = [s for s in segments if s.finished_at_ns is not None]
     if policy.size_cap_policy == "drop_oldest":

@@ -17,7 +17,7 @@ from quiver.events import SEGMENT_DELETED, SEGMENT_DROPPED
 from quiver.ingest.parts import Parts
 from quiver.upkeep.checkpoint_files import Records
 from quiver.upkeep.maintenance_lock import MaintenanceLock
-from quiver.upkeep.retention import Eviction, Held, evictable, plan
+from quiver.upkeep.retention import Candidate, Eviction, evictable, plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,10 @@ class Sweeping:
                 freed_bytes=freed,
             )
 
-    def _held(self) -> list[Held]:
+    def _held(self) -> list[Candidate]:
         registry, now = self._parts.registry, self._parts.ingest.times.now_ns()
         oldest = registry.oldest_incomplete()
-        held: list[Held] = []
+        held: list[Candidate] = []
         for info in self._parts.segments.infos():
             finished = oldest is not None and (
                 info.seq < oldest or registry.is_complete(info.seq, info.bundle_count)
@@ -91,7 +91,9 @@ class Sweeping:
             else:
                 self._finished_at.pop(info.seq, None)
             held.append(
-                Held(info.seq, info.file_bytes, info.aged_from_ns, self._finished_at.get(info.seq))
+                Candidate(
+                    info.seq, info.file_bytes, info.aged_from_ns, self._finished_at.get(info.seq)
+                )
             )
         return held
 

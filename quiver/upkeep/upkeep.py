@@ -35,7 +35,7 @@ TIDY_LOG_BYTES: Final = 512
 """A log larger than this is not left behind by a clean close: segments have it all."""
 
 
-class Stages(Protocol):
+class StageUpkeep(Protocol):
     """What upkeep does for transactions that are being written."""
 
     @property
@@ -66,7 +66,7 @@ class Upkeep:
         floor: Floor,
         state: Checkpoint,
         memory: MemoryShare | None,
-        stages: Stages,
+        stages: StageUpkeep,
         on_sealed: Callable[[], None],
     ) -> None:
         self._parts = parts

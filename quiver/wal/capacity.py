@@ -64,7 +64,7 @@ class Group:
         self.published = False
 
 
-class Plan:
+class LogPlan:
     """How full the log will be once all that is staged is written.
 
     ``total`` counts the bytes of every file: a file is cut at its end when it is set

@@ -24,7 +24,7 @@ from quiver.format.wal.entry import (
 )
 from quiver.ids import BundleRef
 from quiver.wal.files import ACTIVE, LogFile
-from quiver.wal.scan import FileScan, Piece
+from quiver.wal.scan import FileScan, LogPiece
 
 _REF = Struct("<QI")
 
@@ -239,7 +239,7 @@ class LogContents:
         return LogStart(self.next_sequence, self.position, max(numbers, default=0) + 1, files)
 
 
-def entries_of(path: str, shift: int, piece: Piece, framing: Framing) -> Iterator[LogEntry]:
+def entries_of(path: str, shift: int, piece: LogPiece, framing: Framing) -> Iterator[LogEntry]:
     """The entries of a piece; ``shift`` turns an offset in the file into a position."""
     view, base, found = piece
     for start, end, kind, sequence, _, _ in found:

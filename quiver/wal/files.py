@@ -35,7 +35,7 @@ class LogName(NamedTuple):
     number: int | None
 
 
-class Run(NamedTuple):
+class SequenceRun(NamedTuple):
     """Sound entries without a gap: ``[start, end)`` in the file, from ``sequence`` on."""
 
     start: int
@@ -56,7 +56,7 @@ class LogFile:
     header: WalHeader
     size: int
     end: int
-    runs: tuple[Run, ...]
+    runs: tuple[SequenceRun, ...]
     next_sequence: int
     last_segment: int
     entries: int

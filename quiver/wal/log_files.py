@@ -32,7 +32,7 @@ from quiver.disk.disk import Disk, File
 from quiver.errors import IoFault, Poisoned, QuiverError, StorageFull
 from quiver.format.wal.header import HEADER_SIZE, encode_header, seed_of
 from quiver.format.wal.scan import TERMINATOR
-from quiver.wal.capacity import Group, Plan
+from quiver.wal.capacity import Group, LogPlan
 from quiver.wal.contents import LogStart
 from quiver.wal.files import ACTIVE, DIRECTORY, NEW, SPARE, rotated_path
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Held:
+class _RetiredFile:
     """A file that takes no more entries."""
 
     path: str
@@ -86,7 +86,7 @@ class LogFiles:
         self._next_number = start.next_file_number
         self.rotations = 0
         self._held = [
-            _Held(
+            _RetiredFile(
                 file.path,
                 disk.stat_size(file.path) or 0,
                 file.header.position_start,
@@ -141,7 +141,7 @@ class LogFiles:
         oldest = self._held[0] if self._held else self._active
         return None if oldest is None else oldest.position
 
-    def survey(self, plan: Plan) -> None:
+    def survey(self, plan: LogPlan) -> None:
         """Make a plan agree with what is there; ``names`` is held.
 
         The spare doesn't count: it becomes the next file, or goes when room is short.
@@ -328,7 +328,7 @@ class LogFiles:
         active = self._active
         if active is not None:
             self._held.append(
-                _Held(
+                _RetiredFile(
                     path,
                     active.size,
                     active.position,

@@ -65,7 +65,7 @@ from quiver.wal.contents import (
     Visit,
     entries_of,
 )
-from quiver.wal.files import ACTIVE, DIRECTORY, NEW, SPARE, LogFile, LogName, Run, log_names
+from quiver.wal.files import ACTIVE, DIRECTORY, NEW, SPARE, LogFile, LogName, SequenceRun, log_names
 from quiver.wal.scan import Ending, FileScan
 
 Gaps = Sequence[tuple[int, int]]
@@ -298,7 +298,7 @@ class _Log:
                 self._note_newer(error)
                 is_read = False
             if scan.offset > start:
-                runs.append(Run(start, scan.offset, None if scan.foreign else first))
+                runs.append(SequenceRun(start, scan.offset, None if scan.foreign else first))
             if not is_read or not self._goes_on(index, scan):
                 break
         self._finish(index, scan, header, tuple(runs))
@@ -407,7 +407,9 @@ class _Log:
                     return piece.found[0][3]
         return None
 
-    def _finish(self, index: int, scan: FileScan, header: WalHeader, runs: tuple[Run, ...]) -> None:
+    def _finish(
+        self, index: int, scan: FileScan, header: WalHeader, runs: tuple[SequenceRun, ...]
+    ) -> None:
         name = self._names[index]
         self._files.append(
             LogFile(

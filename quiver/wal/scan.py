@@ -74,7 +74,7 @@ class Ending(Enum):
     BAD = "something that is not the next entry"
 
 
-class Piece(NamedTuple):
+class LogPiece(NamedTuple):
     """Some entries, as offsets into ``view``, which begins at ``base`` in the file."""
 
     view: memoryview
@@ -82,7 +82,7 @@ class Piece(NamedTuple):
     found: list[tuple[int, int, int, int, int, int]]
 
 
-class _Place(NamedTuple):
+class _ScanPlace(NamedTuple):
     """Where an entry of ours may lie."""
 
     start: int
@@ -96,7 +96,7 @@ class _Place(NamedTuple):
         return self.end - self.start - 4
 
 
-class _Window:
+class _ScanWindow:
     """Memory that a file is read into from front to end, so that no byte is read twice.
 
     What it gives out stays as it is: the next window is other memory.
@@ -155,10 +155,10 @@ class FileScan:
         self.bundles = 0
         self.first_foreign: int | None = None
         self.highest = -1
-        self._window = _Window(file, size)
-        self._recent: list[Piece] = []
+        self._window = _ScanWindow(file, size)
+        self._recent: list[LogPiece] = []
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[LogPiece]:
         """The entries from :attr:`offset` on; afterwards :attr:`ending` says why no more."""
         while self.offset < self.size:
             view = self._read(self.offset, CHUNK)
@@ -170,7 +170,7 @@ class FileScan:
                     return
                 view, entry = odd
                 found, stop = [entry], entry.end
-            piece = Piece(view, self.offset, found)
+            piece = LogPiece(view, self.offset, found)
             self._note(piece)
             self.offset += stop
             yield piece
@@ -230,7 +230,7 @@ class FileScan:
             **details,
         )
 
-    def _note(self, piece: Piece) -> None:
+    def _note(self, piece: LogPiece) -> None:
         found = piece.found
         _, _, kind, sequence, _, _ = found[-1]
         self.entries += len(found)
@@ -246,11 +246,11 @@ class FileScan:
             self.highest = max(self.highest, *(entry[3] for entry in found))
             self.expected = sequence + 1
             return
-        self._recent.append(Piece(memoryview(b""), piece.base, found))
+        self._recent.append(LogPiece(memoryview(b""), piece.base, found))
         while self._recent[0].found[-1][3] < self.proven and len(self._recent) > 1:
             self._recent.pop(0)
 
-    def _note_time(self, piece: Piece) -> None:
+    def _note_time(self, piece: LogPiece) -> None:
         """Of bundles and commits only: their time never goes back, that of others may."""
         for start, _, kind, _, _, _ in reversed(piece.found):
             if kind in (BUNDLE, COMMIT, FOREIGN_BUNDLE):
@@ -300,7 +300,7 @@ class FileScan:
 
     def _sound_after(
         self, start: int, end: int, above: int, highest: int | None
-    ) -> Iterator[_Place]:
+    ) -> Iterator[_ScanPlace]:
         """Sound entries of ours that begin between two offsets, none within another."""
         resume, count = start, FIRST_BATCH
         places = self._places(start, end, above, highest)
@@ -311,22 +311,24 @@ class FileScan:
                     yield place
             count = min(MAX_BATCH, count * 16)
 
-    def _is_residue(self, place: _Place, crc: int) -> bool:
+    def _is_residue(self, place: _ScanPlace, crc: int) -> bool:
         return crc ^ crc32_shift(self.framing.seed, place.summed) == RESIDUE
 
-    def _places(self, start: int, end: int, above: int, highest: int | None) -> Iterator[_Place]:
+    def _places(
+        self, start: int, end: int, above: int, highest: int | None
+    ) -> Iterator[_ScanPlace]:
         """Places that may begin an entry of ours, in order; nothing of them is summed yet."""
         for base in range(start, end, SEARCH_WINDOW):
             wanted = min(SEARCH_WINDOW, end - base) + HEAD_SIZE
             data = self.file.pread(min(wanted, self.size - base), base)
             for at, length, sequence, synced in candidates(data, above):
-                place = _Place(base + at, base + at + length, sequence, synced)
+                place = _ScanPlace(base + at, base + at + length, sequence, synced)
                 if at >= SEARCH_WINDOW or place.start >= end or place.end > self.size:
                     continue
                 if highest is None or sequence <= highest:
                     yield place
 
-    def _sums(self, places: list[_Place]) -> list[int]:
+    def _sums(self, places: list[_ScanPlace]) -> list[int]:
         """The checksum of each place without a salt, its own checksum included, in one pass.
 
         They may lie within each other in any way.  The sum of a range is what is left of the
@@ -375,7 +377,7 @@ class FileScan:
                 break
         return None
 
-    def _seed_at(self, place: _Place) -> int:
+    def _seed_at(self, place: _ScanPlace) -> int:
         """What a place's checksum must have gone on from, if an entry is there."""
         (crc,) = self._sums([place])
         return crc32_before(RESIDUE, crc, place.summed)

@@ -23,7 +23,7 @@ from quiver.disk.disk import Disk
 from quiver.errors import Backpressure, IoFault, Poisoned, QuiverError, Reason, StoreClosed
 from quiver.format.crc import Bytes
 from quiver.format.wal.entry import SEAL, WATERMARK, control_size, encode_control
-from quiver.wal.capacity import Completable, Group, Plan
+from quiver.wal.capacity import Completable, Group, LogPlan
 from quiver.wal.contents import LogStart
 from quiver.wal.log_files import LogFiles
 
@@ -74,7 +74,7 @@ class WalWriter:
         self.finished = threading.Condition(threading.Lock())
         self._max_group = 0 if config.flush == "every" else config.max_group
         self._files = LogFiles(disk, config, layout_hash, self._clock, start)
-        self._plan = Plan(
+        self._plan = LogPlan(
             target=config.rotation_target,
             max_size=config.max_size,
             max_files=config.max_rotated_files,
@@ -359,7 +359,7 @@ class WalWriter:
         """
         while self.commit():
             pass
-        outcome = _Outcome()
+        outcome = _CommitOutcome()
         with self._lock:
             if not self._files.is_writing or not self.room_for(control_size()):
                 return
@@ -396,7 +396,7 @@ class WalWriter:
             yield
 
 
-class _Outcome:
+class _CommitOutcome:
     """A receipt for the writer itself."""
 
     error: QuiverError | None = None

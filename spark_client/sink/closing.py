@@ -10,11 +10,11 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from flight_service.client.errors import BadRequest, ServerFault
 from spark_client.failures import PutFailed
-from spark_client.sink.plan import ABORT_PATIENCE, Plan
+from spark_client.sink.plan import ABORT_PATIENCE, SinkPlan
 from spark_client.sink.share import Written
 
 
-def commit(plan: Plan, app: str, version: int, written: Sequence[Written]) -> None:
+def commit(plan: SinkPlan, app: str, version: int, written: Sequence[Written]) -> None:
     """Publish every partition's rows at once; asked again, nothing happens twice."""
     ordered = sorted(written, key=lambda one: one.partition)
     with plan.stream(wait=max(plan.patience, plan.connect_timeout)) as stream:
@@ -34,7 +34,7 @@ def _must_be_committed(committed: bool, app: str, version: int) -> None:
         )
 
 
-def abort(plan: Plan, app: str, version: int) -> None:
+def abort(plan: SinkPlan, app: str, version: int) -> None:
     """Remove what was staged.
 
     Nothing depends on it: nobody sees a stage, and one that is left behind goes with the

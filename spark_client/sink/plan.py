@@ -42,7 +42,7 @@ NO_ARROW: Final = (YearMonthIntervalType, CalendarIntervalType)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SinkPlan:
     """One job's way to its stream; travels to every task and back to the driver."""
 
     target: Target
@@ -89,7 +89,7 @@ class Plan:
         return f"{self.app or LABEL}/{query}", int(batch)
 
 
-def batch_plan(given: Mapping[str, str], schema: StructType, overwrite: bool) -> Plan:
+def batch_plan(given: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkPlan:
     """For ``df.write``; the server is asked whether it is there and lets us in."""
     if overwrite:
         raise _bad('a stream can only be added to: say .mode("append").')
@@ -104,7 +104,7 @@ def batch_plan(given: Mapping[str, str], schema: StructType, overwrite: bool) ->
     return plan
 
 
-def query_plan(given: Mapping[str, str], schema: StructType, overwrite: bool) -> Plan:
+def query_plan(given: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkPlan:
     """For ``df.writeStream``."""
     if overwrite:
         raise _bad(
@@ -115,12 +115,12 @@ def query_plan(given: Mapping[str, str], schema: StructType, overwrite: bool) ->
     return _plan(values, schema, values["app"], None)
 
 
-def _plan(values: Values, schema: StructType, app: str | None, version: int | None) -> Plan:
+def _plan(values: Values, schema: StructType, app: str | None, version: int | None) -> SinkPlan:
     slot, column = values["slot"], values["slotColumn"]
     if slot is not None and column is not None:
         raise _bad("slot and slotColumn are both given: a row goes to one slot.")
     _check_schema(schema, column)
-    return Plan(
+    return SinkPlan(
         target=values.target(),
         credentials=values.credentials(),
         patience=values["retryTimeout"],

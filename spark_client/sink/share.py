@@ -20,7 +20,7 @@ from flight_service.client.errors import ClientError
 from flight_service.client.staging import Staged
 from flight_service.client.stream import Stream
 from spark_client.sink.cutting import bundles
-from spark_client.sink.plan import Plan
+from spark_client.sink.plan import SinkPlan
 
 TOO_LATE: Final = frozenset({"already_committed", "stage_ended"})
 """Codes of a stage whose transaction may have been committed without it."""
@@ -40,7 +40,7 @@ class Written(WriterCommitMessage):
 
 
 def write_share(
-    plan: Plan, app: str, version: int, partition: int, batches: Iterator[pa.RecordBatch]
+    plan: SinkPlan, app: str, version: int, partition: int, batches: Iterator[pa.RecordBatch]
 ) -> Written:
     """Write a partition; nothing of it is seen before the driver commits."""
     first = next((batch for batch in batches if batch.num_rows), None)
@@ -59,7 +59,7 @@ def write_share(
 
 
 def _stage(
-    plan: Plan,
+    plan: SinkPlan,
     stream: Stream,
     app: str,
     version: int,

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from spark_client.shipping import Travels
 from spark_client.sink.closing import abort, commit, ours, transaction_of
-from spark_client.sink.plan import Plan, batch_plan, query_plan
+from spark_client.sink.plan import SinkPlan, batch_plan, query_plan
 from spark_client.sink.share import Written, write_share
 
 QUERY_ID: Final = "sql.streaming.queryId"
@@ -34,7 +34,7 @@ Messages = list[WriterCommitMessage | None]
 class BatchWriter(Travels, DataSourceArrowWriter):
     """One ``df.write``."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SinkPlan) -> None:
         self._plan = plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -54,7 +54,7 @@ class BatchWriter(Travels, DataSourceArrowWriter):
 class StreamWriter(Travels, DataSourceStreamArrowWriter):
     """One micro-batch of a ``df.writeStream``."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SinkPlan) -> None:
         self._plan = plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:

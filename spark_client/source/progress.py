@@ -25,7 +25,7 @@ from spark_client.url import Target
 _log = logging.getLogger("quiver.spark")
 
 
-class Progress:
+class QueryProgress:
     """The subscriber of one query, as its driver sees it."""
 
     def __init__(self, link: Link, subscriber: str | None, *, fail: bool) -> None:

@@ -31,7 +31,7 @@ from spark_client.source import shares
 from spark_client.source.fetch import read_share
 from spark_client.source.link import Link
 from spark_client.source.offsets import Offset
-from spark_client.source.progress import Progress
+from spark_client.source.progress import QueryProgress
 from spark_client.source.request import Request
 
 IDLE: Final = 0.05
@@ -51,7 +51,7 @@ class StreamReader(Travels, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._explicit = bool({"startingOffsets", "startingTimestamp"} & values.given)
         self._most_bundles: int | None = values["maxBundlesPerTrigger"]
         self._most_bytes: int | None = values["maxBytesPerTrigger"]
-        self._progress = Progress(link, values["subscriber"], fail=request.fail_on_loss)
+        self._progress = QueryProgress(link, values["subscriber"], fail=request.fail_on_loss)
         self._until: Ref | None = None
         self._latest: Offset | None = None
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from quiver import metrics as m
-from quiver.metrics import ALL, Kind, Metrics
+from quiver.metrics import ALL, MetricKind, Metrics
 
 SEED_NAMES = {
     "quiver.gc.evictions_total",
@@ -36,8 +36,8 @@ def test_names_are_unique_described_and_tell_their_kind() -> None:
     for metric in ALL:
         assert re.fullmatch(r"quiver(\.[a-z_]+)+", metric.name)
         assert metric.description.endswith(".")
-        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
-        assert bool(metric.bounds) == (metric.kind is Kind.HISTOGRAM)
+        assert metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
+        assert bool(metric.bounds) == (metric.kind is MetricKind.HISTOGRAM)
 
 
 def test_a_series_is_made_once_and_found_again() -> None:

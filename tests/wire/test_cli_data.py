@@ -163,7 +163,7 @@ def test_get_shows_and_saves(run: Run, tmp_path: Path, parquet: Path) -> None:
         to = tmp_path / f"out{ending}"
         answer = told(run("get", "t", "--slot", "Logs", "--to", str(to), "--json"))
         assert answer["rows"] == 250
-        source = cli_files.Source(str(to), cli_files.format_of(str(to), None), 1000)
+        source = cli_files.InputFile(str(to), cli_files.format_of(str(to), None), 1000)
         assert sum(batch.num_rows for batch in source.batches()) == 250
     assert not list(tmp_path.glob("*.part"))
     narrow = tmp_path / "narrow.parquet"

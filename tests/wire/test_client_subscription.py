@@ -27,7 +27,7 @@ from flight_service.client.feed import Feed
 from flight_service.protocol.exchange import ClientMessage, ServerMessage
 from flight_service.server import Server
 from flight_service.server.bundles import Wrapped
-from flight_service.server.claims import Poison
+from flight_service.server.claims import PoisonBundle
 from flight_service.server.dead_letters import DeadLetters
 from flight_service.server.exchange import ExchangeCall
 from quiver import BundleRef
@@ -452,7 +452,7 @@ def test_when_a_drain_ends_poison_is_a_dead_letter(
     stream.register("fragile", max_deliveries=1)
     bury = DeadLetters._bury
 
-    def slowly(dead: DeadLetters, poison: Poison) -> None:
+    def slowly(dead: DeadLetters, poison: PoisonBundle) -> None:
         time.sleep(0.5)
         bury(dead, poison)
 

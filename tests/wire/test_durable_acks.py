@@ -22,7 +22,7 @@ from flight_service.client.call import Arrived, Call
 from flight_service.client.connection import Connection
 from flight_service.client.errors import by_code
 from flight_service.client.feed import Feed
-from flight_service.client.outcomes import Group
+from flight_service.client.outcomes import OutcomeGroup
 from flight_service.protocol.actions import Outcomes
 from flight_service.protocol.exchange import ClientMessage, ServerMessage, SubscribeCommand
 from flight_service.protocol.names import Ref
@@ -114,7 +114,7 @@ def test_a_copy_that_came_before_its_ack_was_said_again_is_not_handed_out(
         behind, saying, came = feed._feed, threading.Event(), threading.Semaphore(0)
         say, take = behind._say, behind._take
 
-        def say_after_the_copies(group: Group) -> Outcomes:
+        def say_after_the_copies(group: OutcomeGroup) -> Outcomes:
             saying.set()
             for _ in range(COUNT):
                 assert came.acquire(timeout=30.0)
@@ -150,7 +150,7 @@ def test_late_acks_are_on_the_disk_of_the_server_that_took_them(
         say = behind._say
         lives: list[int] = []
 
-        def say_and_kill(group: Group) -> Outcomes:
+        def say_and_kill(group: OutcomeGroup) -> Outcomes:
             told = say(group)
             if not lives:
                 lives.append(2)
@@ -185,7 +185,7 @@ def acked_and_forgotten(client: Client, process: ServerProcess) -> Subscription:
     return feed
 
 
-def refuse(group: Group) -> Outcomes:
+def refuse(group: OutcomeGroup) -> Outcomes:
     raise by_code("forbidden", "not you.")
 
 
@@ -281,7 +281,7 @@ def test_a_flush_after_the_end_waits_for_acks_that_another_thread_sends(
     behind, saying, going, done = feed._feed, threading.Event(), threading.Event(), []
     say = behind._say
 
-    def say_later(group: Group) -> Outcomes:
+    def say_later(group: OutcomeGroup) -> Outcomes:
         if group.refs:
             saying.set()
             assert going.wait(60.0)
@@ -347,7 +347,7 @@ class Overtaking:
         patch.setattr(feed, "_say", self._say_later)
         patch.setattr(feed_module, "Call", self._call)
 
-    def _say_later(self, group: Group) -> Outcomes:
+    def _say_later(self, group: OutcomeGroup) -> Outcomes:
         self.saying.set()
         assert self._going.wait(30.0)
         return self._say(group)

@@ -17,7 +17,7 @@ from flight_service.server import Server, service
 from flight_service.server.exchange import ExchangeCall
 from flight_service.server.get import listed as look_into
 from flight_service.server.leases import Desk
-from flight_service.server.stream import Stream
+from flight_service.server.stream import ServedStream
 from quiver.errors import BundleGone, SegmentDamage
 from quiver.segment.segments import Pin
 from tests.wire.bare import act, fails, get, info, logs, put_slot
@@ -216,7 +216,7 @@ def test_one_stream_in_trouble_does_not_fail_a_listing(
         for name in ("t", "u"):
             put_slot(client, name, [logs(1)])
 
-        def in_trouble(stream: Stream) -> list[flight.FlightInfo]:
+        def in_trouble(stream: ServedStream) -> list[flight.FlightInfo]:
             if stream.name == "t":
                 raise SegmentDamage("not readable.")
             return look_into(stream)

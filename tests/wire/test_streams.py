@@ -13,7 +13,7 @@ import pyarrow.flight as flight
 import pytest
 
 from flight_service.server import Server, streams
-from flight_service.server.stream import Stream
+from flight_service.server.stream import ServedStream
 from tests.wire.bare import act, fails, get, info, logs, put_slot
 from tests.wire.conftest import MakeServer, connect
 from tests.wire.test_exchange import eventually
@@ -128,13 +128,13 @@ def test_a_stream_at_rest_is_not_ticked_for(
     monkeypatch.setattr(streams, "IDLE_TICK_SECONDS", 600.0)
     server = make_server(server__idle_close=600)
     ticked: list[str] = []
-    tick = Stream.tick
+    tick = ServedStream.tick
 
-    def counted(stream: Stream, now: float) -> None:
+    def counted(stream: ServedStream, now: float) -> None:
         ticked.append(stream.name)
         tick(stream, now)
 
-    monkeypatch.setattr(Stream, "tick", counted)
+    monkeypatch.setattr(ServedStream, "tick", counted)
     with connect(server) as client:
         for name in "ab":
             put_slot(client, name, [logs(1)])

@@ -150,7 +150,7 @@ def encode_batch(batch: pa.RecordBatch, schema: SchemaMessage | None = None) -> 
     except _ARROW_ERRORS as error:
         check_memory(error)
         raise InvalidBundle(f"a batch can't be encoded: {error}") from None
-    return _Stream(sink.getvalue()).encoded()
+    return _IpcStream(sink.getvalue()).encoded()
 
 
 def parse_stream(
@@ -169,7 +169,7 @@ def parse_stream(
     if usual is not None:
         return usual
     try:
-        stream = _Stream(buffer)
+        stream = _IpcStream(buffer)
         inflated = stream.inflated_size()
         if inflated > max_bytes:
             raise LimitExceeded("uncompressed bytes in a slot", inflated, max_bytes)
@@ -211,7 +211,7 @@ def column_indices(schema: pa.Schema, columns: Sequence[str]) -> list[int]:
     return [index for name in columns for index in schema.get_all_field_indices(name)]
 
 
-class _Stream:
+class _IpcStream:
     """An IPC stream taken apart: one schema, its dictionaries, one batch."""
 
     __slots__ = ("_batch", "_data", "_dictionaries", "_schema", "_schema_end", "rows")
@@ -224,7 +224,7 @@ class _Stream:
         # By its bytes alone: a schema that was seen before isn't taken apart again.
         self._schema = SchemaMessage.parse(data.slice(0, end).to_pybytes())
         self._schema_end = end
-        self._dictionaries: list[msg.Message] = []
+        self._dictionaries: list[msg.IpcMessage] = []
         following = msg.read_message(data, end)
         while following is not None and following.kind == msg.DICTIONARY_BATCH:
             self._dictionaries.append(following)
@@ -273,7 +273,7 @@ class _Stream:
         )
 
 
-def fits_a_file(part: msg.Message) -> bool:
+def fits_a_file(part: msg.IpcMessage) -> bool:
     """Whether a message can stand in a stream or file that everybody reads."""
     return part.portable and msg.codec_of(msg.batch_table(part)) != msg.CODEC_LZ4
 

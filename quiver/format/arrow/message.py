@@ -43,7 +43,7 @@ _BUFFER = Struct("<qq")
 _SIZE = Struct("<q")
 
 
-class Message:
+class IpcMessage:
     """One message inside a buffer: ``start`` and ``end`` include prefix and body."""
 
     __slots__ = ("body", "end", "header", "kind", "start", "version")
@@ -93,13 +93,13 @@ def metadata_end(data: pa.Buffer, start: int) -> int | None:
     return start + PREFIX_SIZE + int(length)
 
 
-def read_message(data: pa.Buffer, start: int) -> Message | None:
+def read_message(data: pa.Buffer, start: int) -> IpcMessage | None:
     """The message at ``start``, all of it inside ``data``; ``None`` at the stream's end."""
     body = metadata_end(data, start)
-    return None if body is None else Message(data, start, body)
+    return None if body is None else IpcMessage(data, start, body)
 
 
-def expect(found: Message | None, kind: int) -> Message:
+def expect(found: IpcMessage | None, kind: int) -> IpcMessage:
     """The message, if it is there and of this kind."""
     if found is None:
         raise FlatbufferError("the stream ends before its batch")
@@ -154,7 +154,7 @@ def usual_rows(data: memoryview) -> int | None:
         return None
 
 
-def batch_table(message: Message) -> Table:
+def batch_table(message: IpcMessage) -> Table:
     """The record batch of a message, also where it is a dictionary's."""
     if message.kind == RECORD_BATCH:
         return message.header
@@ -170,7 +170,7 @@ def codec_of(batch: Table) -> int | None:
     return None if compression is None else compression.u8(0)
 
 
-def inflated_size(data: pa.Buffer, message: Message) -> int:
+def inflated_size(data: pa.Buffer, message: IpcMessage) -> int:
     """Bytes that decoding takes: the body itself, or what compressed buffers declare."""
     batch = batch_table(message)
     length = message.end - message.body

@@ -100,10 +100,10 @@ def _expressed(given: pa.DataType, read: pa.DataType) -> bool:
     )
 
 
-class _Recent:
+class _RecentMessages:
     """The last schemas seen: replaced as a whole, so that it is read without a lock."""
 
     schemas: tuple[SchemaMessage, ...] = ()
 
 
-_recent: Final = _Recent()
+_recent: Final = _RecentMessages()

@@ -16,7 +16,7 @@ passes over those it doesn't know, and over gaps, so what Quiver records beyond 
 crate is in columns, in the directory's metadata and in gaps, never in footer or trailer.
 The tables of columns are :data:`DIRECTORY` and
 :data:`~quiver.format.segment.manifest.MANIFEST`; the directory's schema metadata holds under
-``quiver`` a JSON :class:`Summary`, so that a start needn't read manifests.
+``quiver`` a JSON :class:`SegmentSummary`, so that a start needn't read manifests.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class StreamEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class SegmentSummary:
     """A segment's bundles in a few numbers.
 
     ``segment`` is the segment's own number, so that a file under another's name is noticed;
@@ -272,7 +272,7 @@ def column(batch: pa.RecordBatch, field: pa.Field, what: str) -> pa.Array | None
     return found
 
 
-def encode_directory(entries: Sequence[StreamEntry], summary: Summary) -> IpcFile:
+def encode_directory(entries: Sequence[StreamEntry], summary: SegmentSummary) -> IpcFile:
     """The directory, with its summary."""
     values = asdict(summary)
     for name in _ONLY_STAGED:
@@ -289,7 +289,9 @@ def encode_directory(entries: Sequence[StreamEntry], summary: Summary) -> IpcFil
     return encode_table(pa.record_batch(columns, schema=schema), message)
 
 
-def decode_directory(data: pa.Buffer, footer: Footer) -> tuple[list[StreamEntry], Summary | None]:
+def decode_directory(
+    data: pa.Buffer, footer: Footer
+) -> tuple[list[StreamEntry], SegmentSummary | None]:
     """The streams, all of them inside the file; the summary if Quiver wrote it."""
     batch = decode_table(data, "directory")
     if batch.num_rows != footer.stream_count:
@@ -318,13 +320,13 @@ def _check_streams(entries: Sequence[StreamEntry], footer: Footer) -> None:
         raise SegmentInvalidIpc("the directory lists a stream twice.")
 
 
-def _summary(metadata: dict[bytes, bytes] | None) -> Summary | None:
+def _summary(metadata: dict[bytes, bytes] | None) -> SegmentSummary | None:
     text = (metadata or {}).get(SUMMARY_KEY)
     if text is None:
         return None
     try:
         values = json.loads(text)
-        known = {name: values.get(name) for name in Summary.__slots__}
+        known = {name: values.get(name) for name in SegmentSummary.__slots__}
         label = read_label(known.pop("stage"))
         transaction = read_transaction(known.pop("transaction"))
     except (ValueError, AttributeError, RecursionError):
@@ -333,4 +335,4 @@ def _summary(metadata: dict[bytes, bytes] | None) -> Summary | None:
         optional = name.startswith(("first", "last", "segment"))
         if not (type(value) is int or (value is None and optional)):
             raise SegmentInvalidIpc(f"the directory's summary has no sound {name!r}.")
-    return Summary(**known, stage=label, transaction=transaction)
+    return SegmentSummary(**known, stage=label, transaction=transaction)

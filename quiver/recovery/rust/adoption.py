@@ -29,8 +29,8 @@ from quiver.ids import BundleRef
 from quiver.recovery.fates import Found
 from quiver.recovery.replay import Replay, build_segment, entry_content
 from quiver.recovery.rust.alignment import (
+    AlignedEntry,
     Alignment,
-    Entry,
     Sealed,
     align,
     doubled,
@@ -48,7 +48,7 @@ from quiver.wal.contents import LogEntry
 from quiver.wal.files import CURSOR, DIRECTORY, log_names
 
 
-class ForeignEntry(Entry, Positioned, Protocol):
+class ForeignEntry(AlignedEntry, Positioned, Protocol):
     """A log entry of the Rust crate, or a place where one can be read again."""
 
 

@@ -29,13 +29,13 @@ MAX_SEARCH: Final = 4096
 """How many entries a segment of unknown size is looked for in."""
 
 
-class Entry(Protocol):
+class AlignedEntry(Protocol):
     """A log entry, or a place where one can be read again."""
 
     def bundle(self) -> BundleEntry: ...
 
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=AlignedEntry)
 
 _Share: TypeAlias = tuple[int, Sequence[E]]
 """Entries of one segment, and the index of the first."""
@@ -242,7 +242,7 @@ def _oldest_in_gap(
 # Content
 
 
-def same_bundle(sealed: Sealed, index: int, entry: Entry) -> bool:
+def same_bundle(sealed: Sealed, index: int, entry: AlignedEntry) -> bool:
     """Whether a bundle of a segment has the content of a log entry.
 
     The crate may have widened or undone dictionaries in the segment: values count.

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from quiver.disk.disk import Disk
 from quiver.format.crc import crc32
 from quiver.format.floor import Floor
-from quiver.format.segment.file import Summary
+from quiver.format.segment.file import SegmentSummary
 from quiver.format.segment.stage import STAGES
 from quiver.format.wal.commit import Commit, CommittedFile
 from quiver.record.app_versions import Transactions
@@ -137,7 +137,7 @@ def tail_written_over() -> AbstractContextManager[Any]:
         reader = SegmentReader.open_staged(disk, file.path, file.length, verify=False)
         streams, end = reader.streams, max(s.byte_offset + s.byte_length for s in reader.streams)
         pieces = Pieces(end, crc32(disk.read(file.path)[:end]))
-        summary = Summary(
+        summary = SegmentSummary(
             file.bundles,
             file.rows,
             file.nbytes,

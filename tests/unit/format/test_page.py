@@ -102,7 +102,7 @@ def test_columns(heading: str, schema: pa.Schema) -> None:
 def test_summary_and_state_fields() -> None:
     """Scenario: what is kept as JSON. Guarantee: the page names every field."""
     told = TEXT.partition("under `quiver` a JSON object:")[2].partition("A start reads")[0]
-    assert {one.name for one in fields(segment.Summary)} <= set(re.findall(r"`(\w+)`", told))
+    assert {one.name for one in fields(segment.SegmentSummary)} <= set(re.findall(r"`(\w+)`", told))
     kept = TEXT.partition("| 40 | json_len | JSON |")[2].partition("|")[0]
     others = {"through", "last_ts", "window"}
     label = TEXT.partition("and `stage` is an\nobject:")[2].partition("An attempt")[0]

@@ -13,7 +13,7 @@ from quiver.disk.disk import Disk
 from quiver.errors import NotFound, QuiverError
 from quiver.ids import BundleRef
 from quiver.offline.mend import mend
-from quiver.offline.repair import Plan
+from quiver.offline.repair import RepairPlan
 from quiver.offline.verify import verify
 from tests.support.crashed import (
     SETTINGS,
@@ -64,7 +64,7 @@ def check(truth: Crashed, image: Image, where: object, names: Collection[str] = 
     missing = truth.bundles.keys() - saved.keys()
     if missing:
         assert not verdict.sound or verdict.notes, where
-    plan = Plan(disk)
+    plan = RepairPlan(disk)
     assert plan.is_needed == (not verdict.sound), where
     assert bool(plan.actions) == plan.is_needed, where
     assert image_of(disk) == image, where
@@ -118,7 +118,7 @@ def test_untouched(kind: str) -> None:
     for saved in result.saved:
         done = BundleRef(*saved.ref) in truth.acked
         assert saved.subscribers == {"exporter": "acked" if done else "pending", "idle": "pending"}
-    assert not Plan(disk_of(truth.image)).is_needed
+    assert not RepairPlan(disk_of(truth.image)).is_needed
     assert served(truth.image) == truth.bundles
 
 

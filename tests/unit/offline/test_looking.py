@@ -15,7 +15,7 @@ from quiver.errors import Busy, NotFound
 from quiver.offline.dump import dump
 from quiver.offline.inventory import spans
 from quiver.offline.look import look
-from quiver.offline.repair import Plan
+from quiver.offline.repair import RepairPlan
 from quiver.offline.summary import summarize
 from quiver.offline.verify import verify
 from tests.support.crashed import SETTINGS, disk_of, logs, mostly_in_log, mostly_sealed
@@ -97,7 +97,7 @@ def test_many_segments_need_few_descriptors(tmp_path: Path) -> None:
 
 def test_nothing_there() -> None:
     """An empty directory is not a store."""
-    for tool in (look, verify, Plan):
+    for tool in (look, verify, RepairPlan):
         with pytest.raises(NotFound):
             tool(Disk(MemoryDisk()))
     with pytest.raises(NotFound):

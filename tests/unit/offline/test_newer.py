@@ -20,7 +20,7 @@ from quiver.format.segment.guard import SEAL_SIZE
 from quiver.format.segment.stage import StageKey, stage_path
 from quiver.offline.dump import dump
 from quiver.offline.mend import mend
-from quiver.offline.repair import Plan
+from quiver.offline.repair import RepairPlan
 from quiver.offline.summary import summarize
 from quiver.offline.verify import verify
 from tests.support.memory_disk import MemoryDisk
@@ -130,7 +130,7 @@ def test_the_tools_say_so_and_touch_nothing(kind: str) -> None:
     assert saved == ([0, 1, 4, 5] if path == SEGMENT else [0, 1, 2, 3, 4, 5])
     assert json.loads(out.read("lost.json"))["newer"] == [what]
     with pytest.raises(UnsupportedVersion):
-        Plan(disk)
+        RepairPlan(disk)
     with pytest.raises(UnsupportedVersion):
         mend(disk, ManualClock(), where="mem")
     assert unchanged(raw, image)

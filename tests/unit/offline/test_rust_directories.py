@@ -16,7 +16,7 @@ from quiver.disk.disk import Disk
 from quiver.errors import UnsupportedVersion, WalCorrupt
 from quiver.format.state import Adoption, Checkpoint, encode_state
 from quiver.offline.dump import dump
-from quiver.offline.repair import Plan
+from quiver.offline.repair import RepairPlan
 from quiver.offline.verify import verify
 from tests.support.memory_disk import MemoryDisk
 from tests.support.rust import (
@@ -265,7 +265,7 @@ def refused(image: Image, named: str) -> None:
     for told in (verify(disk).newer, dump(disk, Disk(MemoryDisk())).newer):
         assert [named in one for one in told] == [True]
     with pytest.raises(UnsupportedVersion, match=named):
-        Plan(disk)
+        RepairPlan(disk)
 
 
 def test_taken_over_in_two_attempts() -> None:

@@ -7,7 +7,7 @@ import pytest
 from quiver import ManualClock
 from quiver.errors import StoreLocked
 from quiver.offline.mend import mend
-from quiver.offline.repair import Plan
+from quiver.offline.repair import RepairPlan
 from quiver.offline.verify import verify
 from tests.support.crashed import disk_of, image_of
 from tests.support.rust import Image, dumped, fixture, opened
@@ -17,7 +17,7 @@ def check(image: Image, where: object) -> None:
     """After a repair the store opens, is sound, and serves what a dump had saved."""
     before, _ = dumped(image)
     disk = disk_of(image)
-    plan = Plan(disk)
+    plan = RepairPlan(disk)
     assert image_of(disk) == image, where
     mend(disk, ManualClock(), where="mem")
     repaired = image_of(disk)
@@ -55,7 +55,7 @@ def test_flipped_bytes(name: str) -> None:
 def test_sound_directories_are_left_alone(name: str) -> None:
     """There is nothing to repair, and nothing is touched."""
     disk = disk_of(fixture(name))
-    plan = Plan(disk)
+    plan = RepairPlan(disk)
     assert (plan.is_needed, plan.actions) == (False, [])
     mend(disk, ManualClock(), where="mem")
     image = image_of(disk)

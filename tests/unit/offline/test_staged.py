@@ -10,7 +10,7 @@ from quiver.format.segment.stage import StageKey, stage_path
 from quiver.format.state import STATE_NAME
 from quiver.offline.dump import dump
 from quiver.offline.mend import mend
-from quiver.offline.repair import Plan
+from quiver.offline.repair import RepairPlan
 from quiver.offline.summary import summarize
 from quiver.offline.verify import verify
 from quiver.segment.info import segment_path
@@ -79,7 +79,7 @@ def test_damaged_staged_files_are_named() -> None:
     verdict = verify(disk)
     assert {problem.file for problem in verdict.problems} == {PENDING, WAITING}
     assert verdict.lost_bundles == 1
-    assert {PENDING, WAITING} <= {action.file for action in Plan(disk).actions}
+    assert {PENDING, WAITING} <= {action.file for action in RepairPlan(disk).actions}
     mended = mend(disk, ManualClock(), where="mem")
     assert [(loss.segment_seq, loss.indexes) for loss in mended.losses] == [(2, ((0, 1),))]
     assert len(world.files("quarantine/")) == 2
@@ -127,7 +127,7 @@ def test_a_lost_checkpoint_leaves_the_versions_that_segments_name() -> None:
     world.store.close()  # lets the log go: all of it is in segments
     world.change("quiver.state", lambda data: data[:50] + b"\xff" + data[51:])
     disk = disk_of(world)
-    assert not Plan(disk).found.replay.commits
+    assert not RepairPlan(disk).found.replay.commits
     mend(disk, ManualClock(), where="mem")
     assert world.open().commit("app", 5, ["a"]).repeated
 

@@ -31,7 +31,7 @@ from quiver.errors import (
 )
 from quiver.format.arrow.ipc import parse_stream
 from quiver.format.record import BundleMeta, EncodedSlot
-from quiver.format.segment.file import Footer, StreamEntry, Summary, encode_directory
+from quiver.format.segment.file import Footer, SegmentSummary, StreamEntry, encode_directory
 from quiver.format.segment.manifest import SlotRef, encode_manifest
 from quiver.segment import OpenSegment, SegmentReader, load_info, segment_path, write_segment
 from quiver.segment.reader import MAX_PROJECTIONS, ReadMode
@@ -303,7 +303,7 @@ def hostile(
     reader = SegmentReader.open(with_one, 7)
     entry = reader.streams[0]
     streams = stream(with_one.read(PATH)[: entry.byte_length])
-    directory = encode_directory([change(entry)], Summary(1, 3, 1))
+    directory = encode_directory([change(entry)], SegmentSummary(1, 3, 1))
     manifest = encode_manifest([(refs or reader.slot_refs(0), reader.meta(0))])
     parts = [streams, *map(bytes, (*directory.buffers, *manifest.buffers))]
     at = len(streams)

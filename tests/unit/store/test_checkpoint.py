@@ -31,7 +31,7 @@ from quiver.format.wal.commit import Commit
 from quiver.ids import BundleRef
 from quiver.metrics import INGEST_DUPLICATES, INGEST_RESENT
 from quiver.offline.mend import mend
-from quiver.offline.repair import Plan
+from quiver.offline.repair import RepairPlan
 from quiver.offline.verify import verify
 from quiver.record.app_versions import record_of
 from quiver.record.ledger import Ledger
@@ -174,7 +174,7 @@ def test_the_uuid_outlives_repair_and_the_end_of_the_log(world: World) -> None:
     assert world.open().uuid == first
     world.store.close()
     world.change(STATE_NAME, flipped)
-    assert any("new uuid" in action.what for action in Plan(Disk(world.raw)).actions)
+    assert any("new uuid" in action.what for action in RepairPlan(Disk(world.raw)).actions)
     mend(Disk(world.raw), ManualClock(), where="mem")
     other = world.open().uuid
     assert other
@@ -268,7 +268,7 @@ def test_a_damaged_run_refuses_until_it_is_repaired(
     assert world.raw.image().keys() == before.keys()
     assert [problem.file for problem in verify(Disk(world.raw)).problems] == [run.path]
     world.raw.locked.clear()
-    [action] = Plan(Disk(world.raw)).actions
+    [action] = RepairPlan(Disk(world.raw)).actions
     assert action.file == run.path
     assert "20 idempotency keys" in action.what
     mend(Disk(world.raw), ManualClock(), where="mem")

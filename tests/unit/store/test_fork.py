@@ -316,9 +316,9 @@ def test_a_child_may_have_a_store_of_its_own(tmp_path: Path) -> None:
 
 def test_memory_for_direct_writes_is_not_shared_with_a_child() -> None:
     """A child that fills an inherited buffer must not change what the parent is about to write."""
-    from quiver.disk.direct import _Stage
+    from quiver.disk.direct import _AlignedBuffer
 
-    stage = _Stage.take()
+    stage = _AlignedBuffer.take()
     stage.fill([b"parent"])
 
     def child() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from quiver import Background
 from quiver import metrics as m
-from quiver.metrics import Kind, Metric
+from quiver.metrics import Metric, MetricKind
 from tests.support.stores import World, ack_all, payload, run_in_threads
 from tests.unit.store.test_retention import CAP, SMALL
 
@@ -15,7 +15,9 @@ from tests.unit.store.test_retention import CAP, SMALL
 def value(world: World, metric: Metric, **labels: str) -> float:
     series = {(s.metric, s.labels): s for s in world.store.metrics.snapshot()}
     found = series.get((metric, tuple((name, labels[name]) for name in metric.labels)))
-    return 0 if found is None else found.count if metric.kind is Kind.HISTOGRAM else found.value
+    return (
+        0 if found is None else found.count if metric.kind is MetricKind.HISTOGRAM else found.value
+    )
 
 
 def test_the_way_of_a_bundle_is_counted(world: World) -> None:
@@ -139,14 +141,14 @@ def test_the_seeds_names_are_there() -> None:
     """Scenario: a dashboard made for the documented names. Guarantee: they exist, each with
     its kind and labels."""
     expected: dict[str, tuple[Any, tuple[str, ...]]] = {
-        "quiver.gc.evictions_total": (Kind.COUNTER, ("reason",)),
-        "quiver.ingest.throttle_total": (Kind.COUNTER, ("reason",)),
-        "quiver.subscriber.dropped_bundles_total": (Kind.COUNTER, ("subscriber", "reason")),
-        "quiver.segment.dropped_total": (Kind.COUNTER, ("reason",)),
-        "quiver.retention.size_emergency_total": (Kind.COUNTER, ()),
-        "quiver.core.bytes": (Kind.GAUGE, ("core_id",)),
-        "quiver.core.cap_fraction": (Kind.GAUGE, ("core_id",)),
-        "quiver.segment.open_bytes": (Kind.GAUGE, ()),
+        "quiver.gc.evictions_total": (MetricKind.COUNTER, ("reason",)),
+        "quiver.ingest.throttle_total": (MetricKind.COUNTER, ("reason",)),
+        "quiver.subscriber.dropped_bundles_total": (MetricKind.COUNTER, ("subscriber", "reason")),
+        "quiver.segment.dropped_total": (MetricKind.COUNTER, ("reason",)),
+        "quiver.retention.size_emergency_total": (MetricKind.COUNTER, ()),
+        "quiver.core.bytes": (MetricKind.GAUGE, ("core_id",)),
+        "quiver.core.cap_fraction": (MetricKind.GAUGE, ("core_id",)),
+        "quiver.segment.open_bytes": (MetricKind.GAUGE, ()),
     }
     found = {metric.name: (metric.kind, metric.labels) for metric in m.ALL}
     assert {name: found.get(name) for name in expected} == expected

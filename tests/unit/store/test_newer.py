@@ -14,7 +14,7 @@ from quiver.errors import UnsupportedVersion
 from quiver.format.wal.entry import SLOT_NAME
 from quiver.format.wal.header import decode_header
 from quiver.offline.dump import dump
-from quiver.offline.repair import Plan
+from quiver.offline.repair import RepairPlan
 from quiver.offline.verify import verify
 from quiver.wal.files import ACTIVE
 from tests.support.memory_disk import MemoryDisk
@@ -121,7 +121,7 @@ def test_a_newer_file_refuses_the_store_and_nothing_is_touched(
     for told in (verify(disk).newer, dump(disk, Disk(MemoryDisk())).newer):
         assert [path in one and named in one for one in told] == [True]
     with pytest.raises(UnsupportedVersion, match=named):
-        Plan(disk)
+        RepairPlan(disk)
 
 
 def test_a_dump_saves_what_lies_before_and_behind_a_newer_part_of_the_log() -> None:

@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 
 from quiver.config import RetentionConfig
 from quiver.format.state import Ground
-from quiver.upkeep.retention import Eviction, Held, Plan, evictable, finished, plan
+from quiver.upkeep.retention import Candidate, Eviction, EvictionPlan, evictable, finished, plan
 
 HOUR = 3600 * 10**9
 NOW = 1_000 * HOUR
 
 
-def held(seq: int, nbytes: int = 10, *, age: float | None = 0, done: float | None = None) -> Held:
+def held(
+    seq: int, nbytes: int = 10, *, age: float | None = 0, done: float | None = None
+) -> Candidate:
     """A segment whose newest bundle is ``age`` hours old, finished ``done`` hours ago."""
-    return Held(
+    return Candidate(
         seq=seq,
         nbytes=nbytes,
         last_ts_ns=None if age is None else NOW - int(age * HOUR),
@@ -32,7 +34,7 @@ class Case:
     """One row: the segments, the policy, the cap, and what must go."""
 
     why: str
-    segments: list[Held]
+    segments: list[Candidate]
     policy: dict[str, Any] = field(default_factory=dict)
     cap: int | None = None
     need: int = 0
@@ -223,7 +225,7 @@ def test_finished_means_everybody_and_somebody(done: list[bool], answer: bool) -
 
 
 @st.composite
-def stores(draw: st.DrawFn) -> list[Held]:
+def stores(draw: st.DrawFn) -> list[Candidate]:
     """Segments as a store has them: numbers rise, times never fall, some files say none."""
     count = draw(st.integers(0, 12))
     ages = sorted(draw(st.lists(st.integers(0, 100), min_size=count, max_size=count)), reverse=True)
@@ -252,15 +254,15 @@ other = st.integers(0, 200)
 
 
 def _plan(
-    segments: list[Held], policy: RetentionConfig, cap: int | None, log: int
-) -> tuple[Plan, int]:
+    segments: list[Candidate], policy: RetentionConfig, cap: int | None, log: int
+) -> tuple[EvictionPlan, int]:
     used = log + sum(segment.nbytes for segment in segments)
     return plan(segments, policy, NOW, used=used, cap=cap), used
 
 
 @given(stores(), policies, caps, other)
 def test_unfinished_data_goes_only_by_time_or_drop_oldest_and_on_record(
-    segments: list[Held], policy: RetentionConfig, cap: int | None, log: int
+    segments: list[Candidate], policy: RetentionConfig, cap: int | None, log: int
 ) -> None:
     """Scenario: any store, any policy. Guarantee: an unfinished segment goes only if an age limit
     or drop_oldest says so, and is then marked as dropped; a finished one never is."""
@@ -276,7 +278,7 @@ def test_unfinished_data_goes_only_by_time_or_drop_oldest_and_on_record(
 
 @given(stores(), policies, caps, other)
 def test_each_goes_once_and_sizes_add_up(
-    segments: list[Held], policy: RetentionConfig, cap: int | None, log: int
+    segments: list[Candidate], policy: RetentionConfig, cap: int | None, log: int
 ) -> None:
     """Scenario: any store, any policy. Guarantee: no segment twice, none invented, and used -
     freed - shortfall is within the cap."""
@@ -290,7 +292,7 @@ def test_each_goes_once_and_sizes_add_up(
 
 @given(stores(), policies, caps, other)
 def test_the_cap_never_takes_more_than_needed(
-    segments: list[Held], policy: RetentionConfig, cap: int | None, log: int
+    segments: list[Candidate], policy: RetentionConfig, cap: int | None, log: int
 ) -> None:
     """Scenario: any store over its cap. Guarantee: without the last eviction by size it would
     still be over; no unfinished one goes while a finished one remains; oldest first."""
@@ -310,7 +312,7 @@ def test_the_cap_never_takes_more_than_needed(
 
 @given(stores(), policies, caps, other)
 def test_a_shortfall_means_that_nothing_more_may_go(
-    segments: list[Held], policy: RetentionConfig, cap: int | None, log: int
+    segments: list[Candidate], policy: RetentionConfig, cap: int | None, log: int
 ) -> None:
     """Scenario: puts are told to wait. Guarantee: only after all that may go has gone."""
     result, _ = _plan(segments, policy, cap, log)
@@ -322,7 +324,7 @@ def test_a_shortfall_means_that_nothing_more_may_go(
 
 @given(stores(), policies, caps, other)
 def test_a_plan_carried_out_leaves_nothing_to_do(
-    segments: list[Held], policy: RetentionConfig, cap: int | None, log: int
+    segments: list[Candidate], policy: RetentionConfig, cap: int | None, log: int
 ) -> None:
     """Scenario: the sweep runs again at once. Guarantee: the second plan is empty: no rule undoes
     or follows up another."""
@@ -330,11 +332,13 @@ def test_a_plan_carried_out_leaves_nothing_to_do(
     gone = {eviction.seq for eviction in first.evictions}
     left = [segment for segment in segments if segment.seq not in gone]
     second, _ = _plan(left, policy, cap, log)
-    assert second == Plan((), first.shortfall)
+    assert second == EvictionPlan((), first.shortfall)
 
 
 @given(stores(), policies)
-def test_nobody_registered_nothing_finished(segments: list[Held], policy: RetentionConfig) -> None:
+def test_nobody_registered_nothing_finished(
+    segments: list[Candidate], policy: RetentionConfig
+) -> None:
     """Scenario: no subscriber, so nothing is finished. Guarantee: the steady sweep takes
     nothing."""
     unfinished = [held(s.seq, s.nbytes, age=1) for s in segments]

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from quiver.config import WalConfig
-from quiver.wal.capacity import EMPTY_FILE, Plan
+from quiver.wal.capacity import EMPTY_FILE, LogPlan
 from tests.support.wal import Log, body, image, small
 
 
@@ -125,7 +125,7 @@ def test_an_entry_larger_than_a_file_gets_its_own() -> None:
 
 def test_plan_starts_files_at_the_target() -> None:
     """A file takes entries up to the target, its terminator included, and not one more."""
-    plan = Plan(target=1000, max_size=10**6, max_files=10)
+    plan = LogPlan(target=1000, max_size=10**6, max_files=10)
     assert plan.add(1000 - EMPTY_FILE)
     assert plan.total == 1000
     assert plan.add(1)
@@ -137,10 +137,10 @@ def test_plan_refuses_exactly_what_would_pass_a_cap(seed: int) -> None:
     """What fits is what, once added, is still within both caps; not a byte's difference."""
     pick = random.Random(seed)
     limits = {"target": 1000, "max_size": pick.randint(1500, 4000), "max_files": 4}
-    plan, fitted = Plan(**limits), set()
+    plan, fitted = LogPlan(**limits), set()
     for _ in range(300):
         nbytes = pick.randint(1, 1200)
-        trial = Plan(**limits)
+        trial = LogPlan(**limits)
         trial.reset(files=plan.files, total=plan.total, end=plan.end, seed=plan.seed)
         trial.add(nbytes)
         fits = trial.total <= trial.max_size and trial.files <= trial.max_files

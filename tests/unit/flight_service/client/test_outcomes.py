@@ -7,7 +7,7 @@ import pytest
 from flight_service.client import outcomes as outcomes_module
 from flight_service.client.bundle import ACKED, DEFERRED, REJECTED
 from flight_service.client.errors import by_code
-from flight_service.client.outcomes import MAX_GROUP, MAX_REMEMBERED, Group, Outcomes
+from flight_service.client.outcomes import MAX_GROUP, MAX_REMEMBERED, OutcomeGroup, OutcomeQueue
 from flight_service.protocol.actions import Ack, Defer, Problem, Reject
 from flight_service.protocol.names import Ref
 
@@ -18,7 +18,7 @@ def refs(count: int) -> list[Ref]:
 
 def test_outcomes_of_one_kind_travel_together() -> None:
     """Two acks, a deferral and a rejection: three messages, each with its own number."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     for ref in refs(2):
         outcomes.say(ref, ACKED, "", None, False)
     outcomes.say(Ref(2, 0), DEFERRED, "busy", 500, False)
@@ -33,7 +33,7 @@ def test_outcomes_of_one_kind_travel_together() -> None:
 
 def test_a_confirmed_group_is_done() -> None:
     """The server says done: whoever waits for that group may go on."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     group = outcomes.say(Ref(1, 0), ACKED, "", None, True)
     assert outcomes.urgent
     (message,) = outcomes.take()
@@ -46,7 +46,7 @@ def test_a_confirmed_group_is_done() -> None:
 
 def test_what_the_server_no_longer_holds_for_us_is_late() -> None:
     """One ref of three is not ours any more: only that one is said again."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     group = None
     for ref in refs(3):
         group = outcomes.say(ref, ACKED, "", None, False)
@@ -65,7 +65,7 @@ def test_what_the_server_no_longer_holds_for_us_is_late() -> None:
 
 def test_a_lost_call_makes_everything_late_in_order() -> None:
     """Sent, full and open groups: all of them are said again, and again if that fails."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     outcomes.say(Ref(1, 0), ACKED, "", None, False)
     outcomes.take()
     outcomes.say(Ref(1, 1), REJECTED, "no", None, False)
@@ -79,14 +79,14 @@ def test_a_lost_call_makes_everything_late_in_order() -> None:
 
 def test_a_group_is_bounded() -> None:
     """More acks than a message holds: a second message, and no waiting for company."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     for ref in refs(MAX_GROUP + 1):
         outcomes.say(ref, ACKED, "", None, False)
     assert outcomes.urgent
     assert [len(message.ack) for message in outcomes.take()] == [MAX_GROUP, 1]
 
 
-def confirmed(outcomes: Outcomes, count: int) -> None:
+def confirmed(outcomes: OutcomeQueue, count: int) -> None:
     """Acks that the server has taken, and not written yet."""
     for ref in refs(count):
         outcomes.say(ref, ACKED, "", None, False)
@@ -99,7 +99,7 @@ def confirmed(outcomes: Outcomes, count: int) -> None:
 def test_a_mark_is_done_by_its_own_call_or_lost_with_it() -> None:
     """Asked for the disk: done when this call says so; if it breaks, whoever waits must ask
     again, and the mark is not said by an action to a server that may be another one."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     confirmed(outcomes, 1)
     mark = outcomes.mark()
     (message,) = outcomes.take()
@@ -118,7 +118,7 @@ def test_a_mark_is_done_by_its_own_call_or_lost_with_it() -> None:
 
 def test_what_may_not_be_on_disk_is_said_again_before_a_mark() -> None:
     """Acks were confirmed, then the call broke: the server may have died with them."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     confirmed(outcomes, 3)
     outcomes.call_lost()
     outcomes.handed_out(Ref(1, 1))  # the server lost it indeed: this one is the user's again
@@ -135,7 +135,7 @@ def test_what_may_not_be_on_disk_is_said_again_before_a_mark() -> None:
 
 def test_what_is_on_disk_is_forgotten() -> None:
     """Nothing is in doubt after a mark, nor without one for ever: the client asks by itself."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     confirmed(outcomes, MAX_REMEMBERED)
     outcomes.say(Ref(7, 0), ACKED, "", None, False)
     (message,) = outcomes.take()
@@ -151,7 +151,7 @@ def test_the_disk_is_asked_for_once_at_a_time() -> None:
     """Scenario: far more is confirmed than is remembered, and messages go on while the one that
     asks for the disk is not answered. Guarantee: only that one asks, since each costs the
     server a sync; the next one does when it is answered and the memory is full again."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     confirmed(outcomes, MAX_REMEMBERED)
     asked = []
     for index in range(5):
@@ -169,7 +169,7 @@ def test_the_disk_is_asked_for_once_at_a_time() -> None:
 
 def test_a_bundle_is_finishing_until_the_live_call_says_so() -> None:
     """An ack is finishing from the moment it is said until it is confirmed; a deferral never."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     outcomes.say(Ref(1, 0), ACKED, "", None, False)
     outcomes.say(Ref(1, 1), DEFERRED, "", None, False)
     assert outcomes.is_finishing(Ref(1, 0))
@@ -183,7 +183,7 @@ def test_a_bundle_is_finishing_until_the_live_call_says_so() -> None:
 def test_what_an_action_finished_is_finishing_until_a_mark_is_confirmed() -> None:
     """The server had given the claim to somebody else, so an action finishes the bundle: the
     live call may still bring a copy, and none after the mark."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     outcomes.say(Ref(1, 0), ACKED, "", None, False)
     (message,) = outcomes.take()
     assert message.id is not None
@@ -201,7 +201,7 @@ def test_what_an_action_finished_is_finishing_until_a_mark_is_confirmed() -> Non
 
 def test_a_new_call_brings_no_copies_of_what_was_settled_before_it() -> None:
     """After a reconnect a bundle that was finished comes only if somebody wants it: a seek."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     outcomes.say(Ref(1, 0), ACKED, "", None, False)
     outcomes.call_lost()
     (late,) = outcomes.take_late()
@@ -217,7 +217,7 @@ def test_a_call_that_is_being_made_may_bring_copies_of_what_is_settled_meanwhile
     """Scenario: an action finishes a bundle while the next call is being made, and the mark for
     it is lost with yet another call. Guarantee: its copies are not handed out until a mark is
     confirmed by a call, or another call is about to be made."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     outcomes.say(Ref(1, 0), ACKED, "", None, False)
     outcomes.call_lost()
     (late,) = outcomes.take_late()
@@ -238,7 +238,7 @@ def test_a_call_that_is_being_made_may_bring_copies_of_what_is_settled_meanwhile
 def test_what_an_action_refuses_is_doubtful_and_may_come_again() -> None:
     """Scenario: an action takes one of two acks. Guarantee: the other one is said again with the
     next doubts, and its bundle may be handed out until then."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     for ref in refs(2):
         outcomes.say(ref, ACKED, "", None, False)
     outcomes.call_lost()
@@ -255,7 +255,7 @@ def test_what_an_action_refuses_is_doubtful_and_may_come_again() -> None:
 
 def test_a_deferral_that_is_refused_is_over() -> None:
     """The bundle comes again anyway: there is nothing to say again."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     outcomes.say(Ref(1, 0), DEFERRED, "", None, False)
     outcomes.call_lost()
     (late,) = outcomes.take_late()
@@ -267,7 +267,7 @@ def test_a_deferral_that_is_refused_is_over() -> None:
 def test_a_bundle_that_never_comes_again_is_finished() -> None:
     """Scenario: an ack is said a second time, and the first one had the bundle deleted, or the
     server does not know it. Guarantee: only the second is reported."""
-    group = Group(ACKED, "", None, True, refs(5))
+    group = OutcomeGroup(ACKED, "", None, True, refs(5))
     said = ("acked", "dropped", "deleted", "lost", "unknown")
     problems = [Problem(ref=ref, outcome=one) for ref, one in zip(refs(5), said, strict=True)]
     assert group.unfinished(problems) == [Ref(1, 4)]
@@ -277,7 +277,7 @@ def test_too_many_doubts_are_said_again(monkeypatch: pytest.MonkeyPatch) -> None
     """Scenario: the caller never asks for the disk, and call after call breaks. Guarantee: none
     of its acks is forgotten before it is on disk."""
     monkeypatch.setattr(outcomes_module, "MAX_DOUBTFUL", 2)
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     confirmed(outcomes, 2)
     outcomes.call_lost()
     assert not outcomes.has_late
@@ -293,7 +293,7 @@ def test_too_many_doubts_are_said_again(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_is_late_goes_to_the_disk() -> None:
     """The server that takes it may die before the next call: it is not merely remembered."""
-    outcomes = Outcomes()
+    outcomes = OutcomeQueue()
     outcomes.say(Ref(1, 0), ACKED, "", None, False)
     outcomes.say(Ref(1, 1), REJECTED, "no", None, False)
     outcomes.call_lost()

@@ -16,7 +16,7 @@ from flight_service.protocol.names import Ref
 from flight_service.protocol.wrapper import unwrap, unwrap_batch
 from flight_service.server import bundles
 from flight_service.server.bundles import View, ready_next
-from flight_service.server.claims import Delivered, info_fields
+from flight_service.server.claims import DeliveredBundle, info_fields
 from quiver import BundleMeta, BundleRef
 from quiver.clock import ManualClock
 from quiver.config import Config
@@ -139,7 +139,7 @@ def test_what_is_told_is_a_bundle_info(
     what the message itself writes, and it reads back."""
     at = BundleRef(*ref)
     handle: Any = _Handle(at, meta, slots)
-    delivered = None if delivery is None else Delivered(handle, delivery, reason)
+    delivered = None if delivery is None else DeliveredBundle(handle, delivery, reason)
     said = f'{{"v":1,{info_fields(at, meta, slots, delivered)}}}'.encode()
     if delivered is not None:
         assert said == delivered.info().encode()

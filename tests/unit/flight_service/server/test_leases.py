@@ -11,7 +11,7 @@ from flight_service.protocol.actions import Register
 from flight_service.protocol.errors import ServiceError
 from flight_service.protocol.names import Ref
 from flight_service.server import leases
-from flight_service.server.claims import Lease, Poison
+from flight_service.server.claims import Lease, PoisonBundle
 from flight_service.server.leases import Desk
 from flight_service.server.policy import Policy
 from flight_service.server.settings import DeliverySection
@@ -31,7 +31,7 @@ class World:
     def __init__(self, clock: ManualClock, **policy: Any) -> None:
         self.clock = clock
         self.store = Store(Disk(MemoryDisk()), Config.load(env={}), where="mem", clock=clock)
-        self.buried: list[Poison] = []
+        self.buried: list[PoisonBundle] = []
         register = Register(stream="t", subscriber="s", **policy)
         self.desk = Desk(
             self.store, "t", "s", DEFAULT.changed_by(register), clock, self.buried.append

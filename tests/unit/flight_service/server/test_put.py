@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from flight_service.protocol.put import PutCommand
-from flight_service.server.put import Gap, PutCall
+from flight_service.server.put import PutCall, TurnGap
 from quiver import BundleRef, Receipt
 from quiver.errors import InvalidBundle, Poisoned, QuiverError, StorageFull
 
@@ -218,7 +218,7 @@ def test_a_failure_told_after_the_gap_was_filled_opens_no_other() -> None:
     """Scenario: 0 and 1 could not be written. The client sends 0 again as soon as it is told,
     before it is told of 1. Guarantee: 1, sent again behind it, is taken: the client knows of
     one gap, and has filled it."""
-    gap = Gap()
+    gap = TurnGap()
     gap.open(0, None)
     gap.fill(0, 2)
     seen = []
@@ -235,9 +235,9 @@ def test_two_threads_open_a_gap_at_the_same_time() -> None:
     """Scenario: both threads of a call find a refusal at the same moment, again and again.
     Guarantee: the lower number counts."""
     for _ in range(200):
-        gap, meet = Gap(), threading.Barrier(2)
+        gap, meet = TurnGap(), threading.Barrier(2)
 
-        def opens(n: int, gap: Gap = gap, meet: threading.Barrier = meet) -> None:
+        def opens(n: int, gap: TurnGap = gap, meet: threading.Barrier = meet) -> None:
             meet.wait(PATIENCE)
             gap.open(n, None)
 

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from flight_service.protocol.errors import ServiceError
-from flight_service.protocol.stage import Abort, Begin, Commit, FinishStage, StageName
+from flight_service.protocol.stage import Abort, Begin, CommitStages, FinishStage, StageName
 from flight_service.server import stages
-from flight_service.server.stages import OpenStage, Stages
+from flight_service.server.stages import OpenStage, OpenStages
 from quiver.clock import ManualClock
 from quiver.config import Config
 from quiver.disk.disk import Disk
@@ -25,7 +25,7 @@ class World:
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
         self.store = Store(Disk(MemoryDisk()), Config.load(env={}), where="mem", clock=clock)
-        self.stages = Stages(self.store, clock)
+        self.stages = OpenStages(self.store, clock)
 
     def open(self, attempt: str, version: int = 0) -> OpenStage:
         return self.stages.open(StageName(app="a", version=version, attempt=attempt))
@@ -82,7 +82,7 @@ def test_finished_while_its_call_goes_on(world: World) -> None:
     assert caught.value.code == stages.STAGE_ENDED
     world.stages.call_over(opened, broken=True)
     assert world.stages.commit(
-        Commit(stream="t", app="a", version=0, attempts=("x",))
+        CommitStages(stream="t", app="a", version=0, attempts=("x",))
     ).bundles == 1  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def test_a_commit_ends_what_is_written_for_it_and_before(world: World) -> None:
     """Scenario: attempts of this version, of an earlier and of a later one are open when a
     version is committed. Guarantee: only the later one lives on."""
     same, earlier, later = world.open("same", 5), world.open("earlier", 4), world.open("later", 6)
-    world.stages.commit(Commit(stream="t", app="a", version=5, attempts=()))
+    world.stages.commit(CommitStages(stream="t", app="a", version=5, attempts=()))
     for lost in (same, earlier):
         with pytest.raises(ServiceError, match="left out of the commit"):
             lost.put(BATCH)

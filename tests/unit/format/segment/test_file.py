@@ -27,8 +27,8 @@ from quiver.format.segment.file import (
     MAX_FOOTER_SIZE,
     SUMMARY_KEY,
     Footer,
+    SegmentSummary,
     StreamEntry,
-    Summary,
     decode_directory,
     decode_footer,
     encode_directory,
@@ -41,7 +41,7 @@ ENTRIES = [
     StreamEntry(0, 3, b"a" * 32, 0, 100, 5, 2, "Logs", b"h" * 32),
     StreamEntry(1, 63, b"b" * 32, 128, 72, 0, 1, None, b"i" * 32),
 ]
-SUMMARY = Summary(2, 5, 500, 10, 11, -5, 7)
+SUMMARY = SegmentSummary(2, 5, 500, 10, 11, -5, 7)
 FOOTER = Footer(2, 2, 200, 50, 250, 60)
 
 
