@@ -39,7 +39,12 @@ def log_retired_early() -> AbstractContextManager[Any]:
 @mutant("laps")
 def log_retired_without_checkpoint() -> AbstractContextManager[Any]:
     """Keys and slot names go with the log file that held them."""
-    return instead(Records, "_is_stale", lambda self: False)
+
+    def cover_log(self: Records) -> int:
+        with self._parts.lock:
+            return self._parts.ingest.durable_before
+
+    return instead(Records, "cover_log", cover_log)
 
 
 @mutant("laps", "kept")
