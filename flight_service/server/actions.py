@@ -28,7 +28,7 @@ from flight_service.protocol.stage import (
 )
 from flight_service.server.authz import OBSERVE, Grant, allowed, visible
 from flight_service.server.bundles import check_uuid
-from flight_service.server.leases import Desk
+from flight_service.server.leases import ConsumerGroup
 from flight_service.server.plan import plan
 from flight_service.server.ranges import library_start, position_of
 from flight_service.server.streams import Streams
@@ -82,12 +82,12 @@ class Actions:
 
     def _register(self, request: wire.Register) -> wire.Registered:
         with self._streams.use(request.stream) as stream:
-            desk, created, position = stream.register(request, library_start(request.start))
+            group, created, position = stream.register(request, library_start(request.start))
             status = str(stream.store.subscribers[request.subscriber])
             return wire.Registered(
                 status=status,
                 created=created,
-                policy=desk.policy.write(),
+                policy=group.policy.write(),
                 position=Ref(*position),
             )
 
@@ -109,10 +109,10 @@ class Actions:
 
     def _claim(self, request: wire.Claim, gone: Callable[[], bool]) -> wire.Claimed:
         with self._streams.use(request.stream) as stream:
-            desk = stream.desk(request.subscriber, create=True)
-            lease = desk.lease(request.consumer, request.lease_ms)
+            group = stream.group(request.subscriber, create=True)
+            lease = group.lease(request.consumer, request.lease_ms)
             try:
-                found = desk.claim(
+                found = group.claim(
                     lease,
                     max_bundles=request.max_bundles,
                     max_bytes=request.max_bytes,
@@ -128,44 +128,50 @@ class Actions:
                     bundles=tuple(one.info() for one in found),
                 )
             except BaseException:
-                desk.release(lease, failed=False)
+                group.release(lease, failed=False)
                 raise
 
     def _ack(self, request: wire.Ack) -> wire.Outcomes:
         with self._streams.use(request.stream) as stream:
             check_uuid(stream.store, request.uuid)
-            desk = stream.desk(request.subscriber)
-            taken, problems = desk.ack(request.refs or (), request.lease)
+            group = stream.group(request.subscriber)
+            taken, problems = group.ack(request.refs or (), request.lease)
             if request.before is not None:
-                taken += desk.ack_before(BundleRef(*request.before))
-            return self._outcomes(desk, taken, problems, stream.store, durable=request.durable)
+                taken += group.ack_before(BundleRef(*request.before))
+            return self._outcomes(group, taken, problems, stream.store, durable=request.durable)
 
     def _reject(self, request: wire.Reject) -> wire.Outcomes:
         with self._streams.use(request.stream) as stream:
             check_uuid(stream.store, request.uuid)
-            desk = stream.desk(request.subscriber)
-            taken, problems = desk.reject(request.refs, request.reason, request.lease)
-            return self._outcomes(desk, taken, problems, stream.store, durable=request.durable)
+            group = stream.group(request.subscriber)
+            taken, problems = group.reject(request.refs, request.reason, request.lease)
+            return self._outcomes(group, taken, problems, stream.store, durable=request.durable)
 
     def _defer(self, request: wire.Defer) -> wire.Outcomes:
         delay = None if request.delay_ms is None else request.delay_ms / 1000
         with self._streams.use(request.stream) as stream:
-            desk = stream.desk(request.subscriber)
-            taken, problems = desk.defer(request.refs, delay, request.reason, request.lease)
-            return self._outcomes(desk, taken, problems, stream.store, durable=False)
+            group = stream.group(request.subscriber)
+            taken, problems = group.defer(request.refs, delay, request.reason, request.lease)
+            return self._outcomes(group, taken, problems, stream.store, durable=False)
 
     def _outcomes(
-        self, desk: Desk, taken: int, problems: list[tuple[Ref, str]], store: Any, *, durable: bool
+        self,
+        group: ConsumerGroup,
+        taken: int,
+        problems: list[tuple[Ref, str]],
+        store: Any,
+        *,
+        durable: bool,
     ) -> wire.Outcomes:
         if durable:
-            store.flush_progress((desk.name,))
+            store.flush_progress((group.name,))
         told = tuple(wire.Problem(ref=ref, outcome=outcome) for ref, outcome in problems)
         return wire.Outcomes(taken=taken, durable=durable, problems=told[:MAX_PROBLEMS])
 
     def _renew(self, request: wire.Renew) -> wire.Renewed:
         with self._streams.use(request.stream) as stream:
-            desk = stream.desk(request.subscriber)
-            held, seconds = desk.renew(request.lease, request.refs, request.lease_ms)
+            group = stream.group(request.subscriber)
+            held, seconds = group.renew(request.lease, request.refs, request.lease_ms)
             if seconds is None:
                 raise ServiceError(
                     "expired", "the lease has ended.", details={"lease": request.lease}
@@ -175,7 +181,7 @@ class Actions:
     def _seek(self, request: wire.Seek) -> wire.Position:
         with self._streams.use(request.stream) as stream:
             position = position_of(stream.store, request.to)
-            stream.desk(request.subscriber).seek(position)
+            stream.group(request.subscriber).seek(position)
             stream.store.flush_progress((request.subscriber,))
             return wire.Position(ref=Ref(*position))
 

@@ -70,7 +70,7 @@ def hash_token(token: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
+class Principals:
     """Everybody who is known."""
 
     tokens: dict[str, Principal]
@@ -86,7 +86,7 @@ class Book:
         return found
 
 
-def read_book(path: str) -> Book:
+def read_principals(path: str) -> Principals:
     """The principals in a file; a ``ConfigError`` says what is wrong with it."""
     try:
         with open(path, "rb") as file:
@@ -96,7 +96,7 @@ def read_book(path: str) -> Book:
         body = yaml.safe_load(data.decode("utf-8")) or {}
         if not isinstance(body, dict) or set(body) != {"principals"}:
             raise ValueError("it must hold principals, and nothing else")
-        return _book({} if body["principals"] is None else body["principals"])
+        return _principals({} if body["principals"] is None else body["principals"])
     except OSError as error:
         raise ConfigError(
             f"auth.file {path} can't be read: {error.strerror}.", setting="auth.file"
@@ -105,7 +105,7 @@ def read_book(path: str) -> Book:
         raise ConfigError(f"auth.file {path}: {error}.", setting="auth.file") from None
 
 
-def _book(principals: Any) -> Book:
+def _principals(principals: Any) -> Principals:
     if not isinstance(principals, dict):
         raise ValueError("principals must be a mapping of name to principal")
     tokens: dict[str, Principal] = {}
@@ -123,7 +123,7 @@ def _book(principals: Any) -> Book:
             tokens[match[1]] = principal
         if "certificate" in said:
             certificates[str(said["certificate"])] = principal
-    return Book(tokens, certificates)
+    return Principals(tokens, certificates)
 
 
 def _grants(name: str, said: Any) -> tuple[Grant, ...]:
@@ -149,9 +149,9 @@ class Authenticator:
         self._seen: tuple[int, int] | None = None
         self._next_look = 0.0
         self.problem: str | None = None
-        self._book = Book({}, {})
+        self._principals = Principals({}, {})
         if path is not None:
-            self._book = read_book(path)
+            self._principals = read_principals(path)
             self._seen = _stamp(path)
 
     def principal(self, authorization: str | None, identity: str) -> Principal:
@@ -161,16 +161,16 @@ class Authenticator:
                 raise ServiceError("unauthenticated", "a client certificate is needed.")
             return ANYBODY
         self._look()
-        book = self._book
+        principals = self._principals
         if authorization is not None:
             scheme, _, token = authorization.partition(" ")
             if scheme.lower() == "bearer" and token and len(token) <= MAX_TOKEN:
-                found = book.by_token(token.strip())
+                found = principals.by_token(token.strip())
                 if found is not None:
                     return found
             raise ServiceError("unauthenticated", "the token is not known.")
-        if self._certificates and identity in book.certificates:
-            return book.certificates[identity]
+        if self._certificates and identity in principals.certificates:
+            return principals.certificates[identity]
         raise ServiceError("unauthenticated", "a token is needed: authorization: Bearer …")
 
     def _look(self) -> None:
@@ -187,9 +187,9 @@ class Authenticator:
                 return
             self._seen = stamp
             try:
-                self._book = read_book(self._path)
+                self._principals = read_principals(self._path)
                 self.problem = None
-                _log.info(TOKENS_RELOADED, principals=len(self._book.tokens))
+                _log.info(TOKENS_RELOADED, principals=len(self._principals.tokens))
             except ConfigError as error:
                 self.problem = str(error)
                 _log.error(TOKENS_BROKEN, error=str(error))

@@ -1,4 +1,4 @@
-"""What is handed out, under which lease, and how it is told: values of the desk.
+"""What is handed out, under which lease, and how it is told: values of a consumer group.
 
 See :mod:`flight_service.server.leases` for what happens to them.
 """
@@ -84,17 +84,17 @@ class PoisonBundle:
     origin: str
     """The uuid of that stream: a stream made again under the name is another one."""
     subscriber: str
-    grave: str
-    """The stream it goes to."""
+    target: str
+    """The dead-letter stream."""
     handle: ClaimedBundle
     deliveries: int
     reason: str
-    buried: Callable[[BundleRef], None]
+    settled: Callable[[BundleRef], None]
     """To be called once it is safe there and finished here."""
 
 
-class Bury(Protocol):
-    """Who takes dead letters: must not wait."""
+class DeadLetterSink(Protocol):
+    """Takes bundles for the dead letters; must not block."""
 
     def __call__(self, poison: PoisonBundle, /) -> None: ...
 

@@ -66,7 +66,7 @@ class DeadLetters:
 
     def _try(self, poison: PoisonBundle) -> bool:
         try:
-            self._bury(poison)
+            self._deliver(poison)
         except (QuiverError, ServiceError) as error:
             _log.warning(
                 DEAD_LETTER_FAILED,
@@ -77,29 +77,29 @@ class DeadLetters:
             return False
         return True
 
-    def _bury(self, poison: PoisonBundle) -> None:
+    def _deliver(self, poison: PoisonBundle) -> None:
         assert self._streams is not None
-        handle, target = poison.handle, poison.grave
+        handle, target = poison.handle, poison.target
         with contextlib.suppress(ServiceError):
             self._streams.create(target, None, if_not_exists=True)
-        with self._streams.use(target) as grave:
+        with self._streams.use(target) as stream:
             try:
                 batches: dict[str | int, pa.RecordBatch] = {name: handle[name] for name in handle}
             except BundleGone:  # lost, and so in the ledger, or deleted by retention
-                poison.buried(handle.ref)
+                poison.settled(handle.ref)
                 return
             key = f"{poison.origin}/{poison.subscriber}/{handle.ref}"
             try:
-                receipt = grave.store.put(batches, key=key, attributes=_story(poison, full=True))
+                receipt = stream.store.put(batches, key=key, attributes=_story(poison, full=True))
             except LimitExceeded:
-                receipt = grave.store.put(batches, key=key, attributes=_story(poison, full=False))
+                receipt = stream.store.put(batches, key=key, attributes=_story(poison, full=False))
             receipt.wait()
         with contextlib.suppress(BundleGone):
             handle.hand_over(f"{target} {receipt.ref}")
-        poison.buried(handle.ref)
+        poison.settled(handle.ref)
 
     def close(self) -> None:
-        """Stop; what is not buried stays pending at its origin."""
+        """Stop; what has not reached the dead letters stays pending at its origin."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()

@@ -48,13 +48,13 @@ class ExchangeCall:
     ) -> None:
         self._store = stream.store
         self._flush = stream.store.flush_progress
-        self._desk = stream.desk(command.subscriber, create=True)
+        self._group = stream.group(command.subscriber, create=True)
         self._command = command
         self._reader = reader
         self._writer = writer
         self._stopping = stopping
         self._view = View(command.slots, command.projection)
-        self._lease = self._desk.lease(command.consumer, command.lease_ms, bound=True)
+        self._lease = self._group.lease(command.consumer, command.lease_ms, bound=True)
         self._writing = threading.Lock()
         self._changed = threading.Condition(threading.Lock())
         self._credit = command.credit
@@ -76,11 +76,11 @@ class ExchangeCall:
         finally:
             self._end()
             try:
-                self._desk.release(self._lease)
+                self._group.release(self._lease)
             finally:
                 if pusher.ident is not None:
                     pusher.join()  # whatever happened: it writes into memory that Flight frees
-                    self._desk.release(self._lease)
+                    self._group.release(self._lease)
         if self._broken is not None:
             raise self._broken
 
@@ -99,7 +99,7 @@ class ExchangeCall:
                 return
             except (pa.ArrowException, OSError):
                 return  # gone: the claims go back, there is nobody to tell
-            self._desk.heard(self._lease)
+            self._group.heard(self._lease)
             if chunk.app_metadata is not None:
                 try:
                     answer = self._answer(chunk.app_metadata.to_pybytes())
@@ -124,7 +124,7 @@ class ExchangeCall:
                 self._changed.notify_all()
         if said.ack or said.reject or said.defer or said.durable:
             if said.durable:
-                self._flush((self._desk.name,))
+                self._flush((self._group.name,))
             return ServerMessage(type="done", id=said.id, durable=said.durable, refs=refused)
         if said.id is not None:
             # Only the pusher knows whether everything was sent: it answers in its turn.
@@ -135,17 +135,17 @@ class ExchangeCall:
         return ServerMessage(type="pong") if said.ping else None
 
     def _outcomes(self, said: ClientMessage) -> tuple[Ref, ...]:
-        desk, lease, reason = self._desk, self._lease.id, said.reason or ""
+        group, lease, reason = self._group, self._lease.id, said.reason or ""
         delay = None if said.delay_ms is None else said.delay_ms / 1000
         problems = []
         if said.ack:
-            problems += desk.ack(said.ack, lease)[1]
+            problems += group.ack(said.ack, lease)[1]
         if said.reject:
-            problems += desk.reject(said.reject, reason, lease)[1]
+            problems += group.reject(said.reject, reason, lease)[1]
         if said.defer:
-            problems += desk.defer(said.defer, delay, reason, lease)[1]
+            problems += group.defer(said.defer, delay, reason, lease)[1]
         if said.unread:
-            desk.put_back(said.unread, lease)
+            group.put_back(said.unread, lease)
         return tuple(ref for ref, _ in problems)
 
     def _tell(self, message: ServerMessage) -> bool:
@@ -171,7 +171,7 @@ class ExchangeCall:
                     return
                 idle = claimed == []
                 if asked and idle:
-                    self._desk.await_burials(BURIAL_WAIT)
+                    self._group.await_burials(BURIAL_WAIT)
                 for number in asked:
                     self._tell(ServerMessage(type="pong", id=number, idle=idle))
         except (ServiceError, QuiverError) as error:
@@ -206,7 +206,7 @@ class ExchangeCall:
             if self._ended or not self._has_credit():
                 return None
             bundles, nbytes = min(self._credit, AT_ONCE), self._credit_bytes
-        claimed = self._desk.claim(
+        claimed = self._group.claim(
             self._lease,
             max_bundles=bundles,
             max_bytes=nbytes,
@@ -224,7 +224,7 @@ class ExchangeCall:
                 self._credit -= len(claimed)
                 self._credit_bytes -= sum(one.handle.meta.nbytes for one in claimed)
                 return claimed
-        self._desk.put_back([Ref(*one.handle.ref) for one in claimed], self._lease.id)
+        self._group.put_back([Ref(*one.handle.ref) for one in claimed], self._lease.id)
         return None
 
     def _send(self, claimed: list[DeliveredBundle]) -> bool:
@@ -239,7 +239,7 @@ class ExchangeCall:
             except NotFound:
                 # Dropped by retention or lost to damage in the meantime: there is nothing to send.
                 gone = refs.pop(0)
-                self._desk.put_back([Ref(*gone)], self._lease.id)
+                self._group.put_back([Ref(*gone)], self._lease.id)
                 self._give_credit_back([delivered[gone]])
                 continue
             some = refs[: len(ready.rows)]
@@ -266,7 +266,7 @@ class ExchangeCall:
         """
         try:
             with self._writing:
-                lost = self._desk.no_longer_held(self._lease, refs)
+                lost = self._group.no_longer_held(self._lease, refs)
                 if not lost:
                     self._writer.write_with_metadata(*message)
                 return lost
@@ -282,7 +282,7 @@ class ExchangeCall:
                 self._credit_bytes += sum(one.handle.meta.nbytes for one in unsent)
 
     def _tell_expired(self) -> None:
-        expired = self._desk.take_expired(self._lease)
+        expired = self._group.take_expired(self._lease)
         if expired:
             self._tell(ServerMessage(type="expired", refs=tuple(Ref(*ref) for ref in expired)))
 

@@ -116,9 +116,9 @@ class _ServerCollector(Collector):
             "quiver_server_redelivering_bundles", "Bundles that came back.", labels=labels
         )
         for stream in self._streams.opened():
-            desks = stream.desks()
+            groups = stream.groups()
             for name, redelivering in stream.redelivering().items():
-                status = desks[name].status() if name in desks else {}
+                status = groups[name].status() if name in groups else {}
                 held.add_metric([stream.name, name], status.get("in_flight", 0))
                 nbytes.add_metric([stream.name, name], status.get("in_flight_bytes", 0))
                 again.add_metric([stream.name, name], redelivering)

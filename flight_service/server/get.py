@@ -90,10 +90,10 @@ def _claimed(
     gone: Callable[[], bool],
 ) -> flight.FlightInfo:
     assert command.subscriber is not None
-    desk = stream.desk(command.subscriber, create=True)
-    lease = desk.lease(command.consumer, command.lease_ms)
+    group = stream.group(command.subscriber, create=True)
+    lease = group.lease(command.consumer, command.lease_ms)
     try:
-        delivered: list[DeliveredBundle] = desk.claim(
+        delivered: list[DeliveredBundle] = group.claim(
             lease,
             max_bundles=command.max_bundles,
             max_bytes=command.max_bytes,
@@ -110,7 +110,7 @@ def _claimed(
         )
         return _info(stream.store, command, descriptor, refs, meta)
     except BaseException:
-        desk.release(lease, failed=False)  # nobody will ever hear of it
+        group.release(lease, failed=False)  # nobody will ever hear of it
         raise
 
 
@@ -176,7 +176,7 @@ def data_stream(
     delivered: dict[BundleRef, DeliveredBundle] = {}
     if ticket.subscriber is not None:
         assert ticket.lease is not None
-        delivered = stream.desk(ticket.subscriber).holds(ticket.lease, ticket.refs)
+        delivered = stream.group(ticket.subscriber).holds(ticket.lease, ticket.refs)
     if ticket.mode == "slot":
         return _slot_stream(stream.store, ticket, refs, max_slot_bytes)
     if ticket.subscriber is None:

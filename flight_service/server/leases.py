@@ -1,7 +1,7 @@
 """Claims as leases: who has which bundle, until when, and what happens when it comes back.
 
 The library knows pending, claimed and finished.  What a service adds is here, one
-:class:`Desk` per subscriber, shared by all consumers of that name::
+:class:`ConsumerGroup` per subscriber, shared by all consumers of that name::
 
     claim ──► held under a lease ──ack/reject──► finished
                 │        │
@@ -29,8 +29,8 @@ from typing import Any, Final
 from flight_service.protocol.errors import ServiceError
 from flight_service.protocol.names import Ref
 from flight_service.server.claims import (
-    Bury,
     ClaimedRef,
+    DeadLetterSink,
     DeliveredBundle,
     Failure,
     Lease,
@@ -53,7 +53,7 @@ MAX_REASON: Final = 1_000
 _log = get_logger()
 
 
-class Desk:
+class ConsumerGroup:
     """One subscriber of one stream: everything that is handed out passes here."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Desk:
         name: str,
         policy: Policy,
         clock: Clock,
-        bury: Bury,
+        dead_letters: DeadLetterSink,
         failures: dict[BundleRef, Failure] | None = None,
     ) -> None:
         self.stream = stream
@@ -71,14 +71,14 @@ class Desk:
         self.policy = policy
         self._store = store
         self._clock = clock
-        self._bury = bury
+        self._dead_letters = dead_letters
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self._subscriptions: dict[str, Subscription] = {}
         self._leases: dict[str, Lease] = {}
         self._held: dict[BundleRef, ClaimedRef] = {}
         self._held_bytes = 0
-        self._buried: dict[BundleRef, ClaimedBundle] = {}
+        self._poisoned: dict[BundleRef, ClaimedBundle] = {}
         self.blocked: tuple[ClaimedBundle, int] | None = None
         self.failures = {} if failures is None else failures
         """Failed deliveries; shared with the stream, which writes them down."""
@@ -221,17 +221,17 @@ class Desk:
         elif policy == "block":
             self.blocked = (handle, deliveries)
         else:
-            self._buried[handle.ref] = handle
-            self._bury(
+            self._poisoned[handle.ref] = handle
+            self._dead_letters(
                 PoisonBundle(
                     stream=self.stream,
                     origin=self._store.uuid,
                     subscriber=self.name,
-                    grave=self.policy.dead_letters(self.stream),
+                    target=self.policy.dead_letters(self.stream),
                     handle=handle,
                     deliveries=deliveries,
                     reason=reason,
-                    buried=self._is_buried,
+                    settled=self._is_settled,
                 )
             )
 
@@ -245,17 +245,17 @@ class Desk:
             details={"ref": list(handle.ref), "deliveries": deliveries},
         )
 
-    def _is_buried(self, ref: BundleRef) -> None:
+    def _is_settled(self, ref: BundleRef) -> None:
         """A dead letter is safe in its stream: the bundle is finished here."""
         with self._lock:
             self._forget(ref)  # first: who is not busy any more has told what to write down
-            self._buried.pop(ref, None)
+            self._poisoned.pop(ref, None)
             self._room.notify_all()
 
     def await_burials(self, timeout: float) -> None:
         """Wait until what turned out to be poison is in the stream of the dead."""
         with self._room:
-            self._room.wait_for(lambda: not self._buried, timeout)
+            self._room.wait_for(lambda: not self._poisoned, timeout)
 
     # Outcomes
 
@@ -517,7 +517,7 @@ class Desk:
     @property
     def busy(self) -> bool:
         """Whether something is in somebody's hands: the stream must stay open."""
-        return bool(self._held or self._buried or self._leases or self.blocked)
+        return bool(self._held or self._poisoned or self._leases or self.blocked)
 
     def status(self) -> dict[str, Any]:
         """For ``status``."""
@@ -528,7 +528,7 @@ class Desk:
                 "leases": len(self._leases),
                 "consumers": sorted({lease.consumer for lease in self._leases.values()} - {""}),
                 "redelivering": len(self.failures),
-                "dead_letters_pending": len(self._buried),
+                "dead_letters_pending": len(self._poisoned),
                 "blocked": None if self.blocked is None else list(self.blocked[0].ref),
                 "policy": self.policy.write(),
             }

@@ -97,11 +97,11 @@ def stream_status(stream: ServedStream) -> dict[str, Any]:
     """One open stream, for JSON."""
     status: dict[str, Any] = stream.store.status().as_dict()
     status.pop("where")
-    desks = stream.desks()
+    groups = stream.groups()
     subscribers = {
         str(one["name"]): {
             **one,
-            "delivery": desks[one["name"]].status() if one["name"] in desks else None,
+            "delivery": groups[one["name"]].status() if one["name"] in groups else None,
         }
         for one in status["subscribers"]
     }

@@ -1,4 +1,4 @@
-"""One open stream: its store, its subscribers' desks, and what is kept about them.
+"""One open stream: its store, its consumer groups, and what is kept about them.
 
 Two files beside the store hold what only the service knows:
 
@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from flight_service.protocol.actions import Register
-from flight_service.server.claims import Bury, Failure
+from flight_service.server.claims import DeadLetterSink, Failure
 from flight_service.server.failures import (
     FailureLog,
     Table,
     encode_change,
     encode_leave,
 )
-from flight_service.server.leases import Desk
+from flight_service.server.leases import ConsumerGroup
 from flight_service.server.policy import Policy
 from flight_service.server.schemas import KnownSchemas, are_schemas
 from flight_service.server.settings import DeliverySection
@@ -146,7 +146,7 @@ class ServedStream:
         failures: Table,
         delivery: DeliverySection,
         clock: Clock,
-        bury: Bury,
+        dead_letters: DeadLetterSink,
     ) -> None:
         self.name = name
         self.store = store
@@ -159,10 +159,10 @@ class ServedStream:
         self._failures = failures
         self._default = Policy.default(delivery)
         self._clock = clock
-        self._bury = bury
+        self._dead_letters = dead_letters
         self._lock = threading.Lock()
         self._saving = threading.Lock()
-        self._desks: dict[str, Desk] = {}
+        self._groups: dict[str, ConsumerGroup] = {}
         self._left: list[str] = []
         self._next_save = 0.0
         self._stale = False
@@ -185,10 +185,10 @@ class ServedStream:
 
     # Subscribers
 
-    def desk(self, name: str, *, create: bool = False) -> Desk:
+    def group(self, name: str, *, create: bool = False) -> ConsumerGroup:
         """Where a subscriber is served; ``create`` makes one that isn't known yet."""
         with self._lock:
-            found = self._desks.get(name)
+            found = self._groups.get(name)
             if found is not None:
                 return found
         subscriber_id(name)
@@ -201,30 +201,32 @@ class ServedStream:
             if len(known) >= MAX_SUBSCRIBERS:
                 raise LimitExceeded("subscribers of a stream", len(known) + 1, MAX_SUBSCRIBERS)
         with self._lock:
-            return self._desks.setdefault(name, self._new_desk(name))
+            return self._groups.setdefault(name, self._new_desk(name))
 
-    def _new_desk(self, name: str) -> Desk:
+    def _new_desk(self, name: str) -> ConsumerGroup:
         saved = self._record.subscribers.get(name, {})
         policy = Policy.read(saved.get("policy", {}), self._default)
         failures = self._failures.setdefault(name, {})
-        return Desk(self.store, self.name, name, policy, self._clock, self._bury, failures)
+        return ConsumerGroup(
+            self.store, self.name, name, policy, self._clock, self._dead_letters, failures
+        )
 
-    def register(self, request: Register, start: Any) -> tuple[Desk, bool, BundleRef]:
+    def register(self, request: Register, start: Any) -> tuple[ConsumerGroup, bool, BundleRef]:
         """Make a subscriber known and set its policy, durably; whether it is new, and where."""
         created = request.subscriber not in self.store.subscribers
         position = self.store.register(request.subscriber, start).position
-        desk = self.desk(request.subscriber)
-        policy = desk.policy.changed_by(request)
-        if policy != desk.policy:
-            desk.policy = policy
+        group = self.group(request.subscriber)
+        policy = group.policy.changed_by(request)
+        if policy != group.policy:
+            group.policy = policy
             self.save()
-        return desk, created, position
+        return group, created, position
 
     def forget(self, name: str, leave: Callable[[str], int]) -> int:
         """Remove a subscriber; how many bundles it gave up."""
         given_up = leave(name)
         with self._lock:
-            self._desks.pop(name, None)
+            self._groups.pop(name, None)
             self._record.subscribers.pop(name, None)
             if self._failures.pop(name, None):
                 self._left.append(name)
@@ -237,8 +239,8 @@ class ServedStream:
         """Write settings, policies and schemas down, durably."""
         with self._saving:
             with self._lock:
-                for desk in self._desks.values():
-                    self._record.subscribers[desk.name] = {"policy": desk.policy.write()}
+                for group in self._groups.values():
+                    self._record.subscribers[group.name] = {"policy": group.policy.write()}
                 self._record.schemas = self.schemas.write()
                 data = self._record.encode()
             try:
@@ -252,22 +254,22 @@ class ServedStream:
         """Write down which failed deliveries have changed, durably."""
         with self._saving:
             with self._lock:
-                desks = list(self._desks.values())
+                groups = list(self._groups.values())
                 left, self._left = self._left, []
-            changes = [(desk, desk.take_unsaved()) for desk in desks]
+            changes = [(group, group.take_unsaved()) for group in groups]
             with self._lock:  # behind the changes: a rewrite must not miss one of them
                 live = {name: one.copy() for name, one in self._failures.items()}
             lines = [encode_leave(name) for name in left]
             lines += [
-                encode_change(desk.name, ref, failure)
-                for desk, changed in changes
+                encode_change(group.name, ref, failure)
+                for group, changed in changes
                 for ref, failure in changed
             ]
             try:
                 self._failure_log.save(lines, live)
             except BaseException:
-                for desk, changed in changes:
-                    desk.put_unsaved(ref for ref, _ in changed)
+                for group, changed in changes:
+                    group.put_unsaved(ref for ref, _ in changed)
                 with self._lock:
                     self._left = left + self._left
                 raise
@@ -277,9 +279,9 @@ class ServedStream:
         self.stages.tick(now)
         self.schemas.look()
         with self._lock:
-            desks = list(self._desks.values())
-        for desk in desks:
-            desk.expire(now)
+            groups = list(self._groups.values())
+        for group in groups:
+            group.expire(now)
         if now >= self._next_save and self._is_unsaved:
             self._next_save = now + SAVE_SECONDS
             self._save_changes()
@@ -292,7 +294,7 @@ class ServedStream:
 
     @property
     def _has_unsaved_failures(self) -> bool:
-        return bool(self._left) or any(one.has_unsaved_failures for one in self.desks().values())
+        return bool(self._left) or any(one.has_unsaved_failures for one in self.groups().values())
 
     @property
     def _is_unsaved(self) -> bool:
@@ -307,7 +309,7 @@ class ServedStream:
     def busy(self) -> bool:
         """Whether a bundle is in somebody's hands, or a stage is being written."""
         with self._lock:
-            return self.stages.busy or any(desk.busy for desk in self._desks.values())
+            return self.stages.busy or any(group.busy for group in self._groups.values())
 
     @property
     def watches_the_clock(self) -> bool:
@@ -319,10 +321,10 @@ class ServedStream:
         """By subscriber, served or not: bundles that came back and have no outcome yet."""
         return {name: len(self._failures.get(name, ())) for name in self.store.subscribers}
 
-    def desks(self) -> dict[str, Desk]:
+    def groups(self) -> dict[str, ConsumerGroup]:
         """Subscribers that were served since it was opened."""
         with self._lock:
-            return dict(self._desks)
+            return dict(self._groups)
 
     def close(self) -> None:
         """Write everything and let go of the directory."""

@@ -35,7 +35,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from flight_service.protocol.errors import ServiceError
-from flight_service.server.claims import Bury
+from flight_service.server.claims import DeadLetterSink
 from flight_service.server.deleted import DeletedStreams
 from flight_service.server.events import (
     FAILURES_DAMAGED,
@@ -105,11 +105,11 @@ class _ListedStream:
 class Streams:
     """All streams of a server."""
 
-    def __init__(self, settings: Settings, clock: Clock, bury: Bury) -> None:
+    def __init__(self, settings: Settings, clock: Clock, dead_letters: DeadLetterSink) -> None:
         self.settings = settings
         self.root = os.path.abspath(settings.server.root)
         self._clock = clock
-        self._bury = bury
+        self._dead_letters = dead_letters
         self._lock = threading.Lock()
         self._disk = Disk(PosixDisk(self.root))
         self._disk.mkdir("")
@@ -248,7 +248,7 @@ class Streams:
                 failures=failures,
                 delivery=self.settings.delivery,
                 clock=self._clock,
-                bury=self._bury,
+                dead_letters=self._dead_letters,
             )
         except BaseException:
             store.close()

@@ -450,11 +450,11 @@ def test_when_a_drain_ends_poison_is_a_dead_letter(
     stream = q.stream("t")
     fill(stream, range(1))
     stream.register("fragile", max_deliveries=1)
-    bury = DeadLetters._bury
+    dead_letters = DeadLetters._dead_letters
 
     def slowly(dead: DeadLetters, poison: PoisonBundle) -> None:
         time.sleep(0.5)
-        bury(dead, poison)
+        dead_letters(dead, poison)
 
     monkeypatch.setattr(DeadLetters, "_bury", slowly)
     assert deliveries_when_all_fail(stream, "fragile") == [1]

@@ -193,7 +193,7 @@ def test_a_dead_letter_waits_for_room(client: flight.FlightClient) -> None:
     assert act(client, "lag", stream="t")["subscribers"]["s"]["bundles"] == 1
     letters = 0
 
-    def buried() -> bool:
+    def settled() -> bool:
         nonlocal letters
         taken = act(client, "claim", stream="grave", subscriber="reader")["bundles"]
         letters += sum("quiver.origin.ref" in one.get("attributes", {}) for one in taken)
@@ -203,7 +203,7 @@ def test_a_dead_letter_waits_for_room(client: flight.FlightClient) -> None:
         act(client, "maintain", stream="grave")
         return letters == 1
 
-    eventually(buried, 20.0)
+    eventually(settled, 20.0)
     eventually(lambda: act(client, "lag", stream="t")["subscribers"]["s"]["bundles"] == 0)
 
 

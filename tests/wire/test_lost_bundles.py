@@ -16,7 +16,7 @@ from flight_service.protocol.get import FlightMeta
 from flight_service.server import Server, service
 from flight_service.server.exchange import ExchangeCall
 from flight_service.server.get import listed as look_into
-from flight_service.server.leases import Desk
+from flight_service.server.leases import ConsumerGroup
 from flight_service.server.stream import ServedStream
 from quiver.errors import BundleGone, SegmentDamage
 from quiver.segment.segments import Pin
@@ -146,7 +146,7 @@ def test_the_pusher_ends_before_the_handler_whatever_happens(
     def release(*_: Any, **__: Any) -> int:
         raise BundleGone("not here any more.")
 
-    monkeypatch.setattr(Desk, "release", release)
+    monkeypatch.setattr(ConsumerGroup, "release", release)
     pipe = _Pipe()
     with server._streams.use("t") as stream:  # no client can make the two meet
         command = SubscribeCommand(stream="t", subscriber="s", credit=8)

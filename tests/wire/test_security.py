@@ -19,7 +19,7 @@ from flight_service.protocol.errors import ServiceError, from_flight
 from flight_service.server import Server, Settings
 from flight_service.server import get as get_module
 from flight_service.server.actions import Actions
-from flight_service.server.auth import hash_token, read_book
+from flight_service.server.auth import hash_token, read_principals
 from flight_service.server.authz import ALL_VERBS, NOBODY_SPECIAL, TABLE, Grant, allowed, visible
 from quiver.errors import ConfigError
 from tests.wire.bare import act, command, fails, get, info, logs, put_slot
@@ -30,7 +30,7 @@ STREAM = "mine-1"
 TOKENS = {verb: f"{verb}-" + "x" * 40 for verb in (*sorted(ALL_VERBS), "none", "all", "elsewhere")}
 
 
-def book() -> dict[str, Any]:
+def principals() -> dict[str, Any]:
     """A principal for each verb, one for all, one for none, one for other streams."""
     grants: dict[str, list[dict[str, Any]]] = {
         verb: [{"verbs": [verb], "streams": ["mine*"]}] for verb in ALL_VERBS
@@ -49,7 +49,7 @@ def book() -> dict[str, Any]:
 @pytest.fixture
 def auth_file(tmp_path: Path) -> Path:
     path = tmp_path / "auth.yaml"
-    path.write_text(yaml.safe_dump(book()))
+    path.write_text(yaml.safe_dump(principals()))
     return path
 
 
@@ -198,7 +198,7 @@ def test_tokens_are_reloaded_and_a_broken_file_changes_nothing(
 ) -> None:
     """Scenario: a token is revoked, then the file is broken, then mended. Guarantee: each
     change counts within moments, without a restart; a broken file locks nobody out or in."""
-    changed = book()
+    changed = principals()
     del changed["principals"]["put"]
     auth_file.write_text(yaml.safe_dump(changed))
     eventually(lambda: answer(client, "do_put", TOKENS["put"]) == "unauthenticated")
@@ -206,7 +206,7 @@ def test_tokens_are_reloaded_and_a_broken_file_changes_nothing(
     eventually(lambda: "auth" in _health(client).get("details", {}))
     assert answer(client, "do_put", TOKENS["all"]) == "ok"
     assert answer(client, "do_put", TOKENS["put"]) == "unauthenticated"
-    os.replace(_write(auth_file.with_suffix(".new"), book()), auth_file)
+    os.replace(_write(auth_file.with_suffix(".new"), principals()), auth_file)
     eventually(lambda: answer(client, "do_put", TOKENS["put"]) == "ok")
 
 
@@ -256,7 +256,7 @@ def test_bad_auth_files_are_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "auth.yaml"
     path.write_text(content)
     with pytest.raises(ConfigError):
-        read_book(str(path))
+        read_principals(str(path))
 
 
 def test_grants_match_by_pattern() -> None:

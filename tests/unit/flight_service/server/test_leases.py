@@ -12,7 +12,7 @@ from flight_service.protocol.errors import ServiceError
 from flight_service.protocol.names import Ref
 from flight_service.server import leases
 from flight_service.server.claims import Lease, PoisonBundle
-from flight_service.server.leases import Desk
+from flight_service.server.leases import ConsumerGroup
 from flight_service.server.policy import Policy
 from flight_service.server.settings import DeliverySection
 from quiver import BundleRef
@@ -26,15 +26,15 @@ DEFAULT = Policy.default(DeliverySection())
 
 
 class World:
-    """A store on a manual clock, with a desk."""
+    """A store on a manual clock, with a consumer group."""
 
     def __init__(self, clock: ManualClock, **policy: Any) -> None:
         self.clock = clock
         self.store = Store(Disk(MemoryDisk()), Config.load(env={}), where="mem", clock=clock)
-        self.buried: list[PoisonBundle] = []
+        self.settled: list[PoisonBundle] = []
         register = Register(stream="t", subscriber="s", **policy)
-        self.desk = Desk(
-            self.store, "t", "s", DEFAULT.changed_by(register), clock, self.buried.append
+        self.group = ConsumerGroup(
+            self.store, "t", "s", DEFAULT.changed_by(register), clock, self.settled.append
         )
         self.store.subscribe("s")
 
@@ -43,8 +43,8 @@ class World:
         return [Ref(*self.store.put({"Logs": batch}).wait().ref) for _ in range(count)]
 
     def claim(self, count: int = 100, *, bound: bool = False) -> tuple[Lease, list[Ref]]:
-        lease = self.desk.lease(None, None, bound=bound)
-        found = self.desk.claim(lease, max_bundles=count, max_bytes=1 << 40)
+        lease = self.group.lease(None, None, bound=bound)
+        found = self.group.claim(lease, max_bundles=count, max_bytes=1 << 40)
         return lease, [Ref(*one.handle.ref) for one in found]
 
 
@@ -60,12 +60,12 @@ def test_a_lease_ends_when_its_time_is_over(world: World) -> None:
     lease, mine = world.claim()
     assert mine == refs
     world.clock.advance(9.9)
-    assert world.desk.expire(world.clock.monotonic()) == 0
+    assert world.group.expire(world.clock.monotonic()) == 0
     world.clock.advance(0.2)
-    assert world.desk.expire(world.clock.monotonic()) == 2
-    assert world.desk.ack(mine, lease.id) == (0, [(ref, "pending") for ref in mine])
+    assert world.group.expire(world.clock.monotonic()) == 2
+    assert world.group.ack(mine, lease.id) == (0, [(ref, "pending") for ref in mine])
     assert world.claim()[1] == refs
-    assert {failure.count for failure in world.desk.failures.values()} == {1}
+    assert {failure.count for failure in world.group.failures.values()} == {1}
 
 
 def test_renewing_moves_the_end(world: World) -> None:
@@ -73,12 +73,12 @@ def test_renewing_moves_the_end(world: World) -> None:
     world.put(1)
     lease, _ = world.claim()
     world.clock.advance(6)
-    assert world.desk.renew(lease.id, None, None) == (1, 10.0)
+    assert world.group.renew(lease.id, None, None) == (1, 10.0)
     world.clock.advance(6)
-    assert world.desk.expire(world.clock.monotonic()) == 0
+    assert world.group.expire(world.clock.monotonic()) == 0
     world.clock.advance(5)
-    assert world.desk.expire(world.clock.monotonic()) == 1
-    assert world.desk.renew(lease.id, None, None) == (0, None)
+    assert world.group.expire(world.clock.monotonic()) == 1
+    assert world.group.renew(lease.id, None, None) == (0, None)
 
 
 def test_a_calls_lease_lives_by_what_is_heard(world: World) -> None:
@@ -88,19 +88,19 @@ def test_a_calls_lease_lives_by_what_is_heard(world: World) -> None:
     lease, _ = world.claim(bound=True)
     world.clock.advance(60)
     first = world.put(1)
-    taken = world.desk.claim(lease, max_bundles=1, max_bytes=1 << 40)
+    taken = world.group.claim(lease, max_bundles=1, max_bytes=1 << 40)
     assert len(taken) == 1
     world.clock.advance(6)
     world.put(1)
-    world.desk.claim(lease, max_bundles=1, max_bytes=1 << 40)
+    world.group.claim(lease, max_bundles=1, max_bytes=1 << 40)
     world.clock.advance(3)
-    world.desk.heard(lease)
+    world.group.heard(lease)
     world.clock.advance(9)
-    assert world.desk.expire(world.clock.monotonic()) == 0
+    assert world.group.expire(world.clock.monotonic()) == 0
     world.clock.advance(2)
-    assert world.desk.expire(world.clock.monotonic()) == 2
-    assert [Ref(*ref) for ref in world.desk.take_expired(lease)][:1] == first
-    assert world.desk.take_expired(lease) == []
+    assert world.group.expire(world.clock.monotonic()) == 2
+    assert [Ref(*ref) for ref in world.group.take_expired(lease)][:1] == first
+    assert world.group.take_expired(lease) == []
 
 
 def test_backoff_doubles_up_to_its_limit(world: World) -> None:
@@ -110,7 +110,7 @@ def test_backoff_doubles_up_to_its_limit(world: World) -> None:
     for longest in (1.0, 2.0, 4.0, 8.0, 8.0):
         lease, mine = world.claim()
         assert len(mine) == 1
-        world.desk.defer(mine, None, "no", lease.id)
+        world.group.defer(mine, None, "no", lease.id)
         world.clock.advance(longest / 2 - 0.01)
         assert world.claim()[1] == []
         world.clock.advance(longest / 2 + 0.02)
@@ -129,9 +129,9 @@ def test_outcomes_without_a_lease_always_count(world: World) -> None:
     counts, and the other's late outcome is answered with what is true."""
     refs = world.put(2)
     lease, _ = world.claim()
-    assert world.desk.ack(refs[:1], None) == (1, [])
-    assert world.desk.reject(refs[:1], "x", lease.id) == (1, [])
-    assert world.desk.defer(refs[:1], 0.0, "x", lease.id) == (0, [(refs[0], "acked")])
+    assert world.group.ack(refs[:1], None) == (1, [])
+    assert world.group.reject(refs[:1], "x", lease.id) == (1, [])
+    assert world.group.defer(refs[:1], 0.0, "x", lease.id) == (0, [(refs[0], "acked")])
 
 
 def test_a_closed_lease_gets_nothing_more(world: World) -> None:
@@ -139,20 +139,20 @@ def test_a_closed_lease_gets_nothing_more(world: World) -> None:
     handed to it any more; what it had is back."""
     refs = world.put(2)
     lease, _ = world.claim(1, bound=True)
-    assert world.desk.release(lease) == 1
-    assert world.desk.claim(lease, max_bundles=5, max_bytes=1 << 40) == []
+    assert world.group.release(lease) == 1
+    assert world.group.claim(lease, max_bundles=5, max_bytes=1 << 40) == []
     assert world.claim()[1] == refs
-    assert world.desk.busy
+    assert world.group.busy
 
 
 def test_who_has_gone_meanwhile_gets_nothing(world: World) -> None:
     """Scenario: a claim succeeds just as its caller disappears. Guarantee: the bundles are
     free at once, and no delivery was counted."""
     refs = world.put(2)
-    lease = world.desk.lease(None, None)
-    assert world.desk.claim(lease, max_bundles=2, max_bytes=1 << 40, gone=lambda: True) == []
+    lease = world.group.lease(None, None)
+    assert world.group.claim(lease, max_bundles=2, max_bytes=1 << 40, gone=lambda: True) == []
     assert world.claim()[1] == refs
-    assert world.desk.failures == {}
+    assert world.group.failures == {}
 
 
 def test_leases_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +169,8 @@ def test_an_empty_claim_leaves_no_lease(world: World) -> None:
     """Scenario: nothing is there. Guarantee: polling leaves nothing behind."""
     for _ in range(10):
         assert world.claim()[1] == []
-    assert world.desk.status()["leases"] == 0
-    assert not world.desk.busy
+    assert world.group.status()["leases"] == 0
+    assert not world.group.busy
 
 
 def test_failures_remembered_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,25 +178,25 @@ def test_failures_remembered_are_bounded(world: World, monkeypatch: pytest.Monke
     monkeypatch.setattr(leases, "MAX_FAILURES", 3)
     refs = world.put(5)
     lease, mine = world.claim()
-    world.desk.defer(mine, 0.0, "x", lease.id)
-    assert [Ref(*ref) for ref in world.desk.failures] == refs[2:]
+    world.group.defer(mine, 0.0, "x", lease.id)
+    assert [Ref(*ref) for ref in world.group.failures] == refs[2:]
 
 
-def test_poison_is_buried_once_and_stays_claimed(clock: ManualClock) -> None:
+def test_poison_becomes_a_dead_letter_once_and_stays_claimed(clock: ManualClock) -> None:
     """Scenario: poison with the dead-letter policy, before the letter is safe. Guarantee:
     handed over once; nobody gets it meanwhile; then it is finished and forgotten."""
     world = World(clock, max_deliveries=1)
     world.put(1)
     lease, mine = world.claim()
-    world.desk.defer(mine, 0.0, "why", lease.id)
+    world.group.defer(mine, 0.0, "why", lease.id)
     assert world.claim()[1] == []
     assert world.claim()[1] == []
-    (poison,) = world.buried
+    (poison,) = world.settled
     assert (poison.deliveries, poison.reason) == (1, "why")
-    assert world.desk.status()["dead_letters_pending"] == 1
+    assert world.group.status()["dead_letters_pending"] == 1
     poison.handle.reject("dead")
-    poison.buried(poison.handle.ref)
-    assert not world.desk.busy
+    poison.settled(poison.handle.ref)
+    assert not world.group.busy
     assert world.store.lag("s").bundles == 0
 
 
@@ -205,10 +205,10 @@ def test_seeking_forgets_claims_blocks_and_failures(clock: ManualClock) -> None:
     world = World(clock, max_deliveries=1, poison="block")
     refs = world.put(2)
     lease, _ = world.claim(1)
-    world.desk.defer(refs[:1], 0.0, "x", lease.id)
+    world.group.defer(refs[:1], 0.0, "x", lease.id)
     with pytest.raises(ServiceError, match="blocked"):
         world.claim()
-    world.desk.seek(BundleRef(*refs[0]))
+    world.group.seek(BundleRef(*refs[0]))
     assert world.claim()[1] == refs
 
 

@@ -19,14 +19,14 @@ from flight_service.protocol.put import PutCommand, PutReceipt, PutReceipts
 
 
 class Listener(Protocol):
-    """Who is told what comes back; called on the lane's thread."""
+    """Who is told what comes back; called on the call's thread."""
 
-    def on_receipts(self, lane: Lane, receipts: tuple[PutReceipt, ...]) -> None: ...
+    def on_receipts(self, put_call: PutCall, receipts: tuple[PutReceipt, ...]) -> None: ...
 
-    def on_end(self, lane: Lane) -> None: ...
+    def on_end(self, put_call: PutCall) -> None: ...
 
 
-class Lane:
+class PutCall:
     """A call that is open from its making until :meth:`end`; :meth:`start` comes first."""
 
     def __init__(
@@ -40,11 +40,11 @@ class Lane:
         self._reader = threading.Thread(target=self._read, name="quiver-receipts", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen: not before the listener knows this lane as its own."""
+        """Begin to listen: not before the listener knows this call as its own."""
         self._reader.start()
 
     def send(self, batch: pa.RecordBatch, envelope: bytes) -> None:
-        """Send a bundle; any error means that this lane is lost."""
+        """Send a bundle; any error means that this call is lost."""
         self._writer.write_with_metadata(batch, envelope)
 
     def _read(self) -> None:
@@ -52,7 +52,7 @@ class Lane:
             while (message := self._receipts.read()) is not None:
                 receipts = PutReceipts.decode(message.to_pybytes())
                 self._listener.on_receipts(self, receipts.receipts)
-        # Whatever it is, it ends the lane, and `end` tells.
+        # Whatever it is, it ends the call, and `end` tells.
         except BaseException as error:
             self._fault = typed(error)
         finally:
