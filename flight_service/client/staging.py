@@ -37,7 +37,7 @@ from flight_service.client.errors import (
 from flight_service.client.forking import guard
 from flight_service.client.outbox import Entry, Outbox
 from flight_service.client.pending import Data, as_batch
-from flight_service.client.put_call import PutCall
+from flight_service.client.put_stream import PutStream
 from flight_service.client.retry import Backoff, Retry
 from flight_service.protocol.names import check_name
 from flight_service.protocol.put import REJECTED, RETRY, About, PutCommand, PutReceipt, said_of
@@ -81,8 +81,8 @@ class _StageCall:
         self._outcome: ClientError | None = None
         self._ended = self._closed = False
         self.taken = 0
-        self._put_call = PutCall(connection, command, BY_NAME, self)
-        self._put_call.start()
+        self._put_stream = PutStream(connection, command, BY_NAME, self)
+        self._put_stream.start()
 
     # The sending side
 
@@ -133,7 +133,7 @@ class _StageCall:
                 (entry,), envelope = self._box.take()
             wrapped = _wrapped(entry.slots)
             try:
-                self._put_call.send(wrapped, envelope)
+                self._put_stream.send(wrapped, envelope)
             except Exception as error:
                 # The server's own word, if it said one, comes out at the end.
                 raise self.end() or typed(error) from None
@@ -157,12 +157,12 @@ class _StageCall:
         """End the call; how it ended, if not well."""
         if not self._closed:
             self._closed = True
-            self._outcome = self._put_call.end(END_TIMEOUT)
+            self._outcome = self._put_stream.end(END_TIMEOUT)
         return self._outcome
 
     # What comes back, on the call's thread
 
-    def on_receipts(self, put_call: PutCall, receipts: tuple[PutReceipt, ...]) -> None:
+    def on_receipts(self, put_stream: PutStream, receipts: tuple[PutReceipt, ...]) -> None:
         with self._changed:
             for receipt in receipts:
                 self._answer(receipt)
@@ -181,7 +181,7 @@ class _StageCall:
             details = {"retry_after_ms": receipt.retry_after_ms or 0}
             self.refusal = by_code(code, reason, retryable=True, details=details)
 
-    def on_end(self, put_call: PutCall) -> None:
+    def on_end(self, put_stream: PutStream) -> None:
         with self._changed:
             self._ended = True
             self._changed.notify_all()

@@ -43,7 +43,7 @@ from flight_service.client.errors import (
 from flight_service.client.forking import guard
 from flight_service.client.outbox import Entry, Outbox
 from flight_service.client.pending import Data, Pending, Receipt, WriterStats, as_batch
-from flight_service.client.put_call import PutCall
+from flight_service.client.put_stream import PutStream
 from flight_service.client.retry import Backoff, Retry
 from flight_service.protocol.names import check_name
 from flight_service.protocol.put import (
@@ -105,7 +105,7 @@ class Writer:
         # A quarter of the window at most: the next message is made while others are on the way.
         lone = command.slot is not None
         self._box: Outbox[Pending] = Outbox(1 if lone else min(together, max(1, window // 4)))
-        self._put_call: PutCall | None = None
+        self._put_stream: PutStream | None = None
         self._lane_ended = False
         self._fault: ClientError | None = None
         self._sending = False
@@ -294,20 +294,25 @@ class Writer:
 
     def _may_send(self) -> bool:
         """Take the call if it is free, open and has something to carry; the lock is held."""
-        if self._sending or self._put_call is None or self._lane_ended or self._failed is not None:
+        if (
+            self._sending
+            or self._put_stream is None
+            or self._lane_ended
+            or self._failed is not None
+        ):
             return False
         self._sending = self._box.can_take and self._nap() is None
         return self._sending
 
     def _send(self) -> None:
         """Send everything that is queued; the lock is only held to take the next."""
-        put_call = self._put_call
-        assert put_call is not None
+        put_stream = self._put_stream
+        assert put_stream is not None
         try:
             while entries := self._next():
                 wrapped = self._wrapped(entries)
                 if wrapped is not None and (envelope := self._taken(len(entries))) is not None:
-                    put_call.send(wrapped, envelope)
+                    put_stream.send(wrapped, envelope)
         except BaseException as error:
             # Interrupted or refused, nobody knows how much of it went out: a new call.
             with self._lock:
@@ -377,10 +382,10 @@ class Writer:
                 self._recover()
             elif resting:
                 self._hang_up()
-            elif self._put_call is not None or self._open():
+            elif self._put_stream is not None or self._open():
                 self._send()
-        if self._put_call is not None:
-            self._put_call.end(END_TIMEOUT)
+        if self._put_stream is not None:
+            self._put_stream.end(END_TIMEOUT)
 
     def _nap(self) -> float | None:
         wait = self._rest_until - time.monotonic()
@@ -388,17 +393,17 @@ class Writer:
 
     def _rest_of_idling(self) -> float | None:
         """Seconds until a call that carries nothing is ended; ``None`` if there is none."""
-        if self._put_call is None or len(self._box) or self._closing:
+        if self._put_stream is None or len(self._box) or self._closing:
             return None
         return max(0.0, self._idle_since + IDLE - time.monotonic())
 
     def _hang_up(self) -> None:
         """End a call that carries nothing; the next bundle begins another."""
-        put_call = self._put_call
-        assert put_call is not None
-        put_call.end(END_TIMEOUT)
+        put_stream = self._put_stream
+        assert put_stream is not None
+        put_stream.end(END_TIMEOUT)
         with self._lock:
-            self._put_call, self._lane_ended, self._sending = None, False, False
+            self._put_stream, self._lane_ended, self._sending = None, False, False
             self._box.lane_lost()
 
     def _due(self) -> bool:
@@ -422,8 +427,8 @@ class Writer:
         """Begin a call; whether that worked."""
         try:
             assert self._schema is not None  # set by whoever put the first bundle
-            self._put_call = PutCall(self._connection, self._command, self._schema, self)
-            self._put_call.start()
+            self._put_stream = PutStream(self._connection, self._command, self._schema, self)
+            self._put_stream.start()
         except Exception as error:
             with self._lock:
                 self._sending, self._lane_ended = False, True
@@ -433,14 +438,14 @@ class Writer:
 
     def _recover(self) -> None:
         """The call is over: find out why, then go on after a while or give up."""
-        put_call = self._put_call
-        error = None if put_call is None else put_call.end(END_TIMEOUT)
+        put_stream = self._put_stream
+        error = None if put_stream is None else put_stream.end(END_TIMEOUT)
         with self._lock:
             error = error or self._fault or lost("the server ended the call.")
-            self._put_call, self._lane_ended, self._fault = None, False, None
+            self._put_stream, self._lane_ended, self._fault = None, False, None
             self._box.lane_lost()
             if self._failed is None:
-                self._reconnects += put_call is not None
+                self._reconnects += put_stream is not None
                 self._rest(error)
 
     def _rest(self, error: ClientError) -> None:
@@ -453,11 +458,11 @@ class Writer:
 
     # What comes back, on the call's thread
 
-    def on_receipts(self, put_call: PutCall, receipts: tuple[PutReceipt, ...]) -> None:
+    def on_receipts(self, put_stream: PutStream, receipts: tuple[PutReceipt, ...]) -> None:
         """Settle what the server has answered."""
         rejections: list[Rejection] = []
         with self._lock:
-            if put_call is not self._put_call:
+            if put_stream is not self._put_stream:
                 return
             for receipt in receipts:
                 entry = self._box.answer(receipt)
@@ -517,9 +522,9 @@ class Writer:
             self._rejections.append(rejection)
         entry.waiter.settle(None, Rejected([rejection]))
 
-    def on_end(self, put_call: PutCall) -> None:
+    def on_end(self, put_stream: PutStream) -> None:
         """No more receipts come."""
         with self._lock:
-            if put_call is self._put_call:
+            if put_stream is self._put_stream:
                 self._lane_ended = True
                 self._work.notify()

@@ -67,7 +67,7 @@ class Committed:
     repeated: bool
 
 
-class _Answer:
+class _EntryAnswer:
     """What becomes of a log entry."""
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class Committing:
         parts, wal = self._parts, self._parts.wal
         assert wal is not None, "checked before"
         named = [file.committed() for file in files]
-        answer = _Answer()
+        answer = _EntryAnswer()
         for attempt in range(ASSIST_ROUNDS):
             with parts.lock:
                 parts.disk.poison.check()

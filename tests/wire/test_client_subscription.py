@@ -450,7 +450,7 @@ def test_when_a_drain_ends_poison_is_a_dead_letter(
     stream = q.stream("t")
     fill(stream, range(1))
     stream.register("fragile", max_deliveries=1)
-    dead_letters = DeadLetters._dead_letters
+    dead_letters = DeadLetters._deliver
 
     def slowly(dead: DeadLetters, poison: PoisonBundle) -> None:
         time.sleep(0.5)

@@ -67,7 +67,7 @@ def _log_late(self: Committing, transaction: tuple[str, int], files: Any) -> Com
     """As it should be, but for the order of its last two steps."""
     parts, wal = self._parts, self._parts.wal
     assert wal is not None
-    answer = committing._Answer()
+    answer = committing._EntryAnswer()
     with parts.lock:
         commit = parts.ingest.stage_commit(*transaction, [f.committed() for f in files], answer)
         if not isinstance(commit, Commit):
@@ -90,7 +90,7 @@ def answered_before_logged() -> AbstractContextManager[Any]:
         parts = self._parts
         with parts.lock:
             named = [f.committed() for f in files]
-            commit = parts.ingest.stage_commit(*transaction, named, committing._Answer())
+            commit = parts.ingest.stage_commit(*transaction, named, committing._EntryAnswer())
             if not isinstance(commit, Commit):
                 raise commit
             for seq, file in commit.segments:

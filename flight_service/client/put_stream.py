@@ -21,12 +21,12 @@ from flight_service.protocol.put import PutCommand, PutReceipt, PutReceipts
 class Listener(Protocol):
     """Who is told what comes back; called on the call's thread."""
 
-    def on_receipts(self, put_call: PutCall, receipts: tuple[PutReceipt, ...]) -> None: ...
+    def on_receipts(self, put_stream: PutStream, receipts: tuple[PutReceipt, ...]) -> None: ...
 
-    def on_end(self, put_call: PutCall) -> None: ...
+    def on_end(self, put_stream: PutStream) -> None: ...
 
 
-class PutCall:
+class PutStream:
     """A call that is open from its making until :meth:`end`; :meth:`start` comes first."""
 
     def __init__(
