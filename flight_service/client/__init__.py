@@ -23,7 +23,7 @@ stream.py        :class:`Stream`: one stream, all its words
 writer.py        putting with a window in flight, and again after a failure
 outbox.py        … which bundles are where, without any I/O
 pending.py       … what goes in, and the promise of a receipt
-put_stream.py      … one DoPut call
+put_stream.py    … one DoPut call
 staging.py       a share of a transaction: written apart, published by its commit
 subscription.py  receiving: iterate, ack
 feed.py          … the threads behind it, and reconnecting

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -160,7 +159,7 @@ def _endpoint(
     if meta.expires_ns is not None:
         expires = pa.scalar(meta.expires_ns, pa.timestamp("ns", tz="UTC"))
     # Clients of 0.1.0 read what is told, strictly, and hand the ticket back as it is.
-    ticket = dataclasses.replace(told, uuid=uuid)
+    ticket = told.changed(uuid=uuid)
     return flight.FlightEndpoint(ticket.encode(), [], expires, told.encode())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from pyspark.sql.datasource import InputPartition
@@ -57,7 +56,7 @@ def _asked(
         if whole is None:
             whole = found
         else:
-            whole = replace(whole, parts=(*whole.parts, *found.parts), more=found.more)
+            whole = whole.changed(parts=(*whole.parts, *found.parts), more=found.more)
     return whole
 
 
