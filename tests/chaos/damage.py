@@ -1,8 +1,11 @@
 """Damage to a store's files: bytes flipped, files cut, files as a newer program writes them.
 
 Every function returns the fields of the ``trouble`` note, or ``None`` if there was nothing
-to damage.  ``segment`` and ``touched`` say what a flip was aimed at: a byte inside the values
-of one bundle, which then may cost that bundle and no other.
+to damage.  ``segment`` and ``index`` say what a flip was aimed at: a byte inside the values of
+the bundle with that ref, which then may cost that bundle and no other.  The ref comes from the
+file, since of a bundle of a transaction that is lost before it came to anybody no client knows
+it.  ``touched`` is what the bytes called the bundle, for who reads the notes: an earlier flip
+may have made another name of it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
+
+import pyarrow as pa
 
 from tests.chaos.content import IN_FILE
 
@@ -22,6 +27,7 @@ Damager = Callable[[Path, Random], Told | None]
 _U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
 _ENTRY: Final = struct.Struct("<BqQQ4sQq")
+_SEGMENT_END: Final = struct.Struct("<HIIQIQI16x")
 PROGRESS: Final = "quiver.sub."
 SALT_AT: Final = 48
 UNKNOWN_ENTRY: Final = 120
@@ -44,10 +50,14 @@ def number_of(segment: Path) -> int:
 
 def _flip(path: Path, at: int, bit: int) -> None:
     with path.open("r+b") as file:  # in place, as a disk does it: others have it open
-        file.seek(at)
-        (byte,) = file.read(1)
-        file.seek(at)
-        file.write(bytes([byte ^ bit]))
+        _flip_in(file, at, bit)
+
+
+def _flip_in(file: BinaryIO, at: int, bit: int) -> None:
+    file.seek(at)
+    (byte,) = file.read(1)
+    file.seek(at)
+    file.write(bytes([byte ^ bit]))
 
 
 def _writable(path: Path) -> None:
@@ -60,18 +70,38 @@ def flip_values(store: Path, chance: Random) -> Told | None:
     if not found:
         return None
     path = chance.choice(found)
-    marks = list(IN_FILE.finditer(path.read_bytes()))
-    if not marks:
-        return None
-    mark = chance.choice(marks)
     _writable(path)
-    _flip(path, mark.start(1) + chance.randrange(len(mark.group(1))), 1)
-    return {
-        "how": "a bit of a bundle's values",
-        "file": path.name,
-        "segment": number_of(path),
-        "touched": mark.group(1).decode(),
-    }
+    with path.open("r+b") as file:  # once: a healed file may take this one's name meanwhile
+        data = file.read()
+        marks = list(IN_FILE.finditer(data))
+        if not marks:
+            return None
+        mark = chance.choice(marks)
+        _flip_in(file, mark.start(1) + chance.randrange(len(mark.group(1))), 1)
+    told = {"how": "a bit of a bundle's values", "file": path.name, "segment": number_of(path)}
+    index = bundle_at(data, mark.start(1))
+    if index is None:  # its tables are damaged already: nothing tells what was hit
+        return told
+    return {**told, "index": index, "touched": mark.group(1).decode()}
+
+
+def bundle_at(segment: bytes, at: int) -> int | None:
+    """Which bundle of a segment file has this byte in one of its messages, by the manifest."""
+    if len(segment) < SEGMENT_VERSION_BEFORE_END:
+        return None
+    end = len(segment) - SEGMENT_VERSION_BEFORE_END
+    *_, start, length = _SEGMENT_END.unpack_from(segment, end)
+    try:
+        table = pa.ipc.open_file(pa.py_buffer(segment[start : start + length])).read_all()
+        table.validate(full=True)
+        rows = table.select(["bundle_index", "chunks"]).to_pylist()
+    except (pa.ArrowException, KeyError, ValueError, OSError):
+        return None
+    for row in rows:
+        for chunk in row["chunks"] or ():
+            if chunk["offset"] <= at < chunk["offset"] + chunk["length"]:
+                return int(row["bundle_index"])
+    return None
 
 
 def flip_segment(store: Path, chance: Random) -> Told | None:

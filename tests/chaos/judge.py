@@ -389,20 +389,27 @@ def no_hidden_damage(sight: Sight) -> Iterator[Violation]:
 
 
 def damage_is_local(sight: Sight) -> Iterator[Violation]:
-    """A flipped byte inside one bundle's values costs that bundle, and no other."""
-    aimed = [note for note in sight.had("damage") if note.get("touched")]
-    aimed_at = {note["segment"] for note in aimed}
-    others = {note.get("segment") for note in sight.had("damage") if not note.get("touched")}
-    touched = {note["touched"] for note in aimed}
+    """A flipped byte inside one bundle's values costs that bundle, and no other.
+
+    By refs: of a bundle that came to nobody a row may be all that tells its ref.
+    """
+    damage = sight.had("damage")
+    touched = {(note["segment"], note["index"]) for note in damage if note.get("index") is not None}
+    others = {note.get("segment") for note in damage if note.get("index") is None}
+    if None in others:
+        return
+    aimed_at = {segment for segment, _ in touched} - others
     spread: set[str] = set()
     for subscriber in sight.registered:
-        for one in sight.missing(subscriber) - touched:
-            segments = {segment for segment, _ in sight.refs.get(one, ())}
-            if segments and segments <= aimed_at and not segments & others and None not in others:
+        for one in sight.missing(subscriber):
+            places = sight.refs.get(one, set()) - sight.resent_at.get(one, set())
+            if places - touched and {segment for segment, _ in places} <= aimed_at:
                 spread.add(one)
     for row in sight.ledger:
-        if row.is_damage and row.segment in aimed_at - others and None not in others:
-            spread |= _owners(sight, row.named) - touched
+        if row.is_damage and row.segment in aimed_at:
+            spread |= _owners(sight, row.named - touched)
+            if row.exact and not row.named and row.bundles > _count_in(touched, row.segment):
+                spread.add(f"{row.bundles} of segment {row.segment}")
     if spread:
         detail = f"{len(touched)} bundles touched, {len(spread)} others lost"
         yield _say(sight, Invariant.DAMAGE_SPREAD, detail, spread)

@@ -181,7 +181,7 @@ def told_lost_in_a_sound_segment() -> Forger:
 def told_lost_and_not_touched() -> Forger:
     """Both had come, so neither is missing; only one of them was hit."""
     forger = Forger().register().put("a", (0, 0)).put("b", (0, 1))
-    forger.deliver("a", (0, 0)).deliver("b", (0, 1)).damage(segment=0, touched="a")
+    forger.deliver("a", (0, 0)).deliver("b", (0, 1)).damage(segment=0, index=0, touched="a")
     return forger.end(row((0, 2)), state="degraded")
 
 
@@ -320,8 +320,32 @@ def committed_and_missing() -> Forger:
 
 def spread() -> Forger:
     forger = Forger().register().put("a", (0, 0)).put("b", (0, 1))
-    forger.damage(segment=0, touched="a")
+    forger.damage(segment=0, index=0, touched="a")
     return forger.end({**ROW, "bundles": 2, "subscribers": {"s": 2}}, state="degraded")
+
+
+def hit_in_a_commit() -> Forger:
+    """Of three bundles of a transaction the second is hit before any has come."""
+    forger = Forger().register().commit("x", "y", "z").damage(segment=0, index=1, touched="y")
+    return forger.deliver("x", (0, 0))
+
+
+def spread_in_a_commit() -> Forger:
+    """The last one came to nobody either, so no client knows what the row names."""
+    return hit_in_a_commit().end(row((1, 3)), state="degraded")
+
+
+def all_of_a_commit_for_one() -> Forger:
+    forger = Forger().register().commit("x", "y", "z").damage(segment=0, index=1, touched="y")
+    whole = {**ROW, "bundles": 3, "subscribers": {"s": 3}}
+    return forger.end(whole, state="degraded")
+
+
+def spread_to_a_misread_name() -> Forger:
+    """A flip had made the name of another bundle out of the one that is hit again."""
+    forger = Forger().register().put("b2", (0, 0)).put("b3", (0, 1)).deliver("b3", (0, 1))
+    forger.damage(segment=0, index=1, touched="b2")
+    return forger.end(row((0, 1)), state="degraded")
 
 
 def hidden() -> Forger:
@@ -389,6 +413,9 @@ FORGED: list[tuple[Callable[[], Forger], Invariant]] = [
     (half_a_commit, Invariant.COMMIT_HALF),
     (committed_and_missing, Invariant.DURABLE_BUNDLE_MISSING),
     (spread, Invariant.DAMAGE_SPREAD),
+    (spread_in_a_commit, Invariant.DAMAGE_SPREAD),
+    (all_of_a_commit_for_one, Invariant.DAMAGE_SPREAD),
+    (spread_to_a_misread_name, Invariant.DAMAGE_SPREAD),
     (hidden, Invariant.STATUS_HIDES_DAMAGE),
     (resend_refused, Invariant.RESEND_REFUSED),
 ]
@@ -418,7 +445,7 @@ def test_what_was_seen_on_the_spot_is_passed_on(invariant: Invariant) -> None:
 def test_a_good_history_has_no_violation() -> None:
     """Scenario: put, delivered, acked; and the legal excuses. Guarantee: not a word."""
     assert judge(good().notes) == []
-    on_record = Forger().register().put("a", (0, 0)).damage(segment=0, touched="a")
+    on_record = Forger().register().put("a", (0, 0)).damage(segment=0, index=0, touched="a")
     assert judge(on_record.end(ROW, state="degraded").notes) == []
     resent = on_record.note("resent", id="a", status="ok", ref=(5, 0))
     assert judge(resent.deliver("a", (5, 0)).notes) == []
@@ -441,6 +468,8 @@ def test_a_good_history_has_no_violation() -> None:
     committed.damage(segment=None)
     whole = {**ROW, "segment_seq": 4, "bundles": 2, "subscribers": {"s": 2}, "indexes": None}
     assert judge(committed.end(whole, state="degraded").notes) == [], "their segment is on record"
+    hit = hit_in_a_commit().deliver("z", (0, 2)).end(row((1, 2)), state="degraded")
+    assert judge(hit.notes) == [], "the row has the ref that was hit, which no client knows"
     again = Forger().register().put("a", (0, 0)).deliver("a", (0, 0))
     again.note("trouble", what="memory_lost").put("a", (5, 0)).deliver("a", (5, 0))
     assert judge(again.end().notes) == [], "its key was forgotten between two tries"
