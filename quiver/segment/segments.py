@@ -140,6 +140,17 @@ class Gone:
 Place: TypeAlias = Free | Open | Closed | Reserved | File | Gone
 
 
+@dataclass(frozen=True, slots=True)
+class Unshown:
+    """Durable bundles of a segment that are shown to nobody before it has its file."""
+
+    seq: int
+    bundle_count: int
+    rows: int
+    nbytes: int
+    first_ts: int | None
+
+
 class IllegalTransition(ValueError):
     """A number was to be moved from a place where it isn't: a bug, never a state of the disk."""
 
@@ -657,6 +668,29 @@ class Segments:
                 if count and not member.hidden:
                     shown[seq] = count
         return sorted(shown.items())
+
+    def waiting(self) -> list[Unshown]:
+        """What is durable and not shown yet: subscribers are owed it all the same.
+
+        In memory where only written segments are delivered, and commits that are no segments
+        yet.
+        """
+        found: list[Unshown] = []
+        with self._lock:
+            for seq, member in self._memory.items():
+                count = member.segment.visible
+                if count > self._shown(member) and not member.hidden:
+                    metas = [one.meta for one in member.segment.bundles[:count]]
+                    rows, nbytes = sum(m.rows for m in metas), sum(m.nbytes for m in metas)
+                    found.append(Unshown(seq, count, rows, nbytes, metas[0].ingestion_ts_ns))
+            for reserved in self._reserved:
+                if reserved.durable:
+                    ts = reserved.commit.ts
+                    found += [
+                        Unshown(seq, file.bundles, file.rows, file.nbytes, ts)
+                        for seq, file in reserved.commit.segments
+                    ]
+        return found
 
     @property
     def growing(self) -> int:

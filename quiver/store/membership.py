@@ -60,13 +60,14 @@ class Membership:
 
     def lag(self, subscriber: Subscriber) -> Lag:
         """How far it is behind."""
-        return measure_lag(subscriber, self._parts.segments, self._parts.clock)
+        parts = self._parts
+        return measure_lag(subscriber, parts.registry, parts.segments, parts.clock)
 
     def _show(self, subscriber: Subscriber) -> None:
         """Have the metrics show a subscriber: its lag, and what it has lost."""
         self._parts.ledger.show_subscriber(subscriber.name)
         gauge, name = self._parts.metrics.gauge, subscriber.name
         bundles, nbytes, seconds = (gauge(metric, subscriber=name) for metric in _GAUGES)
-        bundles.watch(lambda: subscriber.outstanding)
+        bundles.watch(lambda: self._parts.registry.behind(subscriber))
         nbytes.watch(lambda: self.lag(subscriber).nbytes)
         seconds.watch(lambda: self.lag(subscriber).age_seconds)

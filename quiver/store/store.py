@@ -382,7 +382,7 @@ class Store:
         return self._members.lag(self._registry.get(name))
 
     def all_subscribers_drained(self) -> bool:
-        """Whether everybody, orphans too, has finished all there is."""
+        """Whether everybody, orphans too, has finished all that is durable, shown or not yet."""
         return self._registry.all_drained()
 
     def flush_progress(self, names: tuple[str, ...] | None = None) -> int:

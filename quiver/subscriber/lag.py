@@ -3,6 +3,8 @@
 A segment of which nothing is finished is counted by its own summary, so a large backlog
 costs a look at numbers and no file is opened.  Segments begun are counted bundle by
 bundle, those in files up to a limit; behind that by the part of them that is left.
+
+What is durable and waits to be shown is lag, too: it is promised, and not finished.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Final
 from quiver.clock import Clock
 from quiver.errors import NotFound
 from quiver.segment.info import SegmentInfo
-from quiver.segment.segments import Segments
+from quiver.segment.segments import Segments, Unshown
+from quiver.subscriber.registry import Registry
 from quiver.subscriber.subscriber import Subscriber
 
 MAX_LAG_BUNDLES: Final = 10_000
@@ -42,7 +45,7 @@ class _Count:
         self.oldest: int | None = None
         self.exact = True
 
-    def whole(self, info: SegmentInfo) -> None:
+    def whole(self, info: SegmentInfo | Unshown) -> None:
         self.rows += info.rows
         self.nbytes += info.nbytes
         self._seen(info.first_ts)
@@ -64,7 +67,15 @@ class _Count:
             self._budget -= len(refs)
             self._estimate(info, left - len(refs))
 
-    def _estimate(self, info: SegmentInfo, missing: int) -> None:
+    def waiting(self, subscriber: Subscriber, info: Unshown) -> int:
+        left = subscriber.pending_in(info.seq, info.bundle_count)
+        if left and left == info.bundle_count:
+            self.whole(info)
+        else:
+            self._estimate(info, left)
+        return left
+
+    def _estimate(self, info: SegmentInfo | Unshown, missing: int) -> None:
         """The rest of a segment is as the segment is on the whole."""
         if missing > 0:
             self.exact = False
@@ -77,11 +88,20 @@ class _Count:
             self.oldest = ts_ns
 
 
-def measure_lag(subscriber: Subscriber, segments: Segments, clock: Clock) -> Lag:
+def measure_lag(
+    subscriber: Subscriber, registry: Registry, segments: Segments, clock: Clock
+) -> Lag:
     """How much a subscriber has left, and how old the oldest of it is."""
     count = _Count(segments)
     bundles = 0
-    for seq, left in subscriber.unfinished():
+    # First what waits: what is shown meanwhile is then among the unfinished.
+    waiting = {one.seq: one for one in registry.waiting()}
+    unfinished = dict(subscriber.unfinished())
+    for seq in sorted(waiting.keys() | unfinished.keys()):
+        if seq not in unfinished:
+            bundles += count.waiting(subscriber, waiting[seq])
+            continue
+        left = unfinished[seq]
         bundles += left
         info = segments.info(seq)
         if info is not None and left == info.bundle_count:

@@ -22,6 +22,7 @@ from quiver.subscriber.subscriber import Status, Subscriber
 
 if TYPE_CHECKING:
     from quiver.config import CorruptProgress
+    from quiver.segment.segments import Unshown
 
 
 class Shown(Protocol):
@@ -29,6 +30,10 @@ class Shown(Protocol):
 
     def visible(self) -> list[tuple[int, int]]:
         """Every segment with how many of its bundles are shown, oldest first."""
+        ...
+
+    def waiting(self) -> list[Unshown]:
+        """What is durable and not shown yet."""
         ...
 
     @property
@@ -291,9 +296,21 @@ class Registry:
             (one.oldest_incomplete(open_segment) for one in self.subscribers()), default=None
         )
 
+    def waiting(self) -> list[Unshown]:
+        """What is durable and can't be delivered yet; see :meth:`Segments.waiting`."""
+        with self._lock:  # not between a change of what is shown and telling them of it
+            return self._segments.waiting()
+
+    def behind(self, subscriber: Subscriber) -> int:
+        """How many durable bundles a subscriber has not done, shown or still to be."""
+        with self._lock:
+            return subscriber.outstanding + sum(
+                subscriber.pending_in(one.seq, one.bundle_count) for one in self._segments.waiting()
+            )
+
     def all_drained(self) -> bool:
-        """Has every subscriber, orphans too, done all there is to do?"""
-        return not any(one.outstanding for one in self.subscribers())
+        """Has every subscriber, orphans too, done all there is, and all that is still to come?"""
+        return not any(self.behind(one) for one in self.subscribers())
 
     # Files
 

@@ -236,7 +236,7 @@ class Subscriber:
 
     @property
     def outstanding(self) -> int:
-        """Bundles that are visible and not done: the lag, in bundles."""
+        """Bundles that are visible and not done: the lag, but for what waits to be shown."""
         with self._lock:  # a seek counts anew from 0
             return self._state.outstanding
 

@@ -130,7 +130,8 @@ class Subscription:
 
     def lag(self) -> Lag:
         """How far it is behind: bundles, rows, bytes, and the age of the oldest."""
-        return measure_lag(self._subscriber, self._delivery.segments, self._clock)
+        delivery = self._delivery
+        return measure_lag(self._subscriber, delivery.registry, delivery.segments, self._clock)
 
     @property
     def position(self) -> BundleRef:

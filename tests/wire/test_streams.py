@@ -55,6 +55,21 @@ def test_create_list_delete(client: flight.FlightClient) -> None:
     assert put_slot(client, "a", [logs(2)])[0]["ref"] == [1, 0]
 
 
+def test_what_nobody_was_shown_yet_is_not_deleted(client: flight.FlightClient) -> None:
+    """Scenario: only written segments are delivered, and a durable bundle waits for its own;
+    the stream is to be deleted. Guarantee: refused without force, and the lag says why."""
+    act(client, "create_stream", stream="a", settings={"deliver": "sealed"})
+    act(client, "register", stream="a", subscriber="s")
+    assert put_slot(client, "a", [logs(1)])[0]["status"] == "ok"
+    fails("not_drained", act, client, "delete_stream", stream="a", confirm="a")
+    assert act(client, "lag", stream="a")["subscribers"]["s"]["bundles"] == 1
+    act(client, "flush", stream="a")
+    assert act(client, "lag", stream="a")["subscribers"]["s"]["bundles"] == 1
+    done = [one["ref"] for one in act(client, "claim", stream="a", subscriber="s")["bundles"]]
+    act(client, "ack", stream="a", subscriber="s", refs=done, durable=True)
+    act(client, "delete_stream", stream="a", confirm="a")
+
+
 def test_a_deleted_stream_is_gone_from_disk(server: Server, client: flight.FlightClient) -> None:
     """Scenario: a stream with data is deleted. Guarantee: no byte of it is left."""
     put_slot(client, "a", [logs(1)])

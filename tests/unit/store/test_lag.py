@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 
 import pytest
 
+from quiver.metrics import SUBSCRIBER_LAG_BUNDLES
 from quiver.subscriber import lag as lag_module
+from tests.support.faulty import FOREVER, Fault
 from tests.support.stores import World, flipped, payload
 
 
@@ -90,3 +93,61 @@ def test_lag_survives_damage(world: World) -> None:
     world.open()
     world.store.lag("r")
     assert world.store.lag("r").bundles == 2
+
+
+def test_what_waits_for_its_segment_is_lag() -> None:
+    """Scenario: `deliver: sealed`, bundles answered durable, their segment not written yet, for
+    a subscriber from the start and for one that came later. Guarantee: who is owed them is
+    behind by them and nobody calls it drained; a bundle counts once, before and after."""
+    world = World(deliver="sealed")
+    early = world.store.subscribe("early")
+    receipts = [world.put(n).wait() for n in range(2)]
+    late = world.store.subscribe("late", start="latest")
+    world.clock.advance(3)
+    waiting = early.lag()
+    assert (waiting.bundles, waiting.rows, waiting.age_seconds) == (2, 6, 3.0)
+    assert (waiting.nbytes, waiting.exact) == (sum(r.nbytes for r in receipts), True)
+    assert late.lag() == lag_module.Lag(0, 0, 0, 0.0)
+    assert not world.store.all_subscribers_drained()
+    assert gauge(world, "early") == 2
+    assert gauge(world, "late") == 0
+    world.store.flush()
+    assert early.lag() == waiting
+    assert world.drain("early") == [0, 1]
+    assert early.lag().bundles == gauge(world, "early") == 0
+    assert world.store.all_subscribers_drained()
+
+
+def test_a_part_of_what_waits_is_worked_out() -> None:
+    """Scenario: `deliver: sealed`, a subscriber that begins inside of a segment in memory.
+    Guarantee: bundles exact, the rest of it in proportion, and it says so."""
+    world = World(deliver="sealed")
+    refs = world.put_durable(1, 2, 3, 4)
+    reader = world.store.subscribe("r", start=refs[3])
+    lag = reader.lag()
+    assert (lag.bundles, lag.rows, lag.exact) == (1, 3, False)
+
+
+def test_a_commit_that_waits_is_lag(world: World) -> None:
+    """Scenario: a transaction is committed, and its file can't be made a segment yet.
+    Guarantee: it is durable, so its bundles are lag, and the store is not drained."""
+    reader = world.store.subscribe("r")
+    with world.store.stage("app", 1, "a") as stage:
+        stage.put({"Logs": payload(1)})
+        stage.finish()
+    world.faulty.strike(
+        Fault(0, errno.EIO, times=FOREVER, ops=frozenset({"rename"}), under="stages/")
+    )
+    world.store.commit("app", 1, ["a"])
+    assert reader.next_bundle() is None
+    assert reader.lag().bundles == 1
+    assert not world.store.all_subscribers_drained()
+
+
+def gauge(world: World, subscriber: str) -> float:
+    """The lag in bundles, as the metrics show it."""
+    return next(
+        sample.value
+        for sample in world.store.metrics.snapshot()
+        if sample.metric == SUBSCRIBER_LAG_BUNDLES and ("subscriber", subscriber) in sample.labels
+    )

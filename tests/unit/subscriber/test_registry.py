@@ -21,6 +21,7 @@ from quiver.errors import (
 )
 from quiver.format.progress import Progress, SegmentProgress, decode_progress
 from quiver.ids import BundleRef
+from quiver.segment.segments import Unshown
 from quiver.subscriber.progress import scan_progress
 from quiver.subscriber.registry import Registry
 from quiver.subscriber.subscriber import Subscriber
@@ -37,6 +38,9 @@ class Numbers:
 
     def visible(self) -> list[tuple[int, int]]:
         return sorted(self.counts.items())
+
+    def waiting(self) -> list[Unshown]:
+        return []
 
     @property
     def end(self) -> BundleRef:
