@@ -51,6 +51,7 @@ from quiver.format.segment.file import (
 )
 from quiver.format.segment.guard import MAGIC, SEAL_SIZE, Seal, damaged_blocks, decode_seal, mend
 from quiver.format.segment.manifest import Manifest
+from quiver.format.segment.stage import StageLabel
 from quiver.format.wal.commit import Commit, CommittedFile
 from quiver.segment.info import SegmentInfo
 from quiver.segment.open_segment import OpenSegment
@@ -99,7 +100,7 @@ def salvage_staged(disk: Disk, commit: Commit, seq: int, file: CommittedFile) ->
     """
     source = ReadSource(disk, file.path, file.length)
     try:
-        found = _Salvage(source, seq, staged=True).run() if _is_committed(source, file) else None
+        found = _Salvage(source, seq, staged=file).run() if _is_committed(source, file) else None
     finally:
         source.close()
     if found is None or found.segment.bundle_count != file.bundles:
@@ -116,7 +117,8 @@ def salvage_staged(disk: Disk, commit: Commit, seq: int, file: CommittedFile) ->
 def _is_committed(source: ReadSource, file: CommittedFile) -> bool:
     """Whether a damaged staged file is the one that was committed, by the checksum it ends with.
 
-    That may be what is damaged.  Then all before it sums up to it; or the file was cut.
+    That may be what is damaged.  Then all before it sums up to it; or the file was cut, and its
+    label has to tell.
     """
     if source.size < file.length:
         return True
@@ -130,10 +132,13 @@ def _is_committed(source: ReadSource, file: CommittedFile) -> bool:
 class _Salvage:
     """One damaged file."""
 
-    def __init__(self, source: ReadSource, seq: int, *, staged: bool = False) -> None:
+    def __init__(
+        self, source: ReadSource, seq: int, *, staged: CommittedFile | None = None
+    ) -> None:
         self._source = source
         self._seq = seq
-        self._staged = staged
+        self._committed = staged
+        self._staged = staged is not None
         self._heads: dict[int, tuple[SchemaMessage, pa.Buffer] | None] = {}
 
     def run(self) -> Salvaged | None:
@@ -164,8 +169,17 @@ class _Salvage:
                 info = SegmentInfo.read(self._seq, size, footer, entries, summary, staged=staged)
             except Damage:
                 continue  # another segment's, or the staged part of this one
+            if not self._is_of(None if summary is None else summary.stage):
+                continue
             return {entry.stream_id: entry for entry in entries}, manifest, info
         return None
+
+    def _is_of(self, label: StageLabel | None) -> bool:
+        """Whether a staged file's label is that of the file which was committed."""
+        file = self._committed
+        if file is None:
+            return True
+        return label is not None and (label.key.id, label.number) == (file.stage_id, file.number)
 
     def _seals(self) -> list[tuple[Seal, bytes]]:
         """Seals that are sound, with their sums; the one at the file's end first."""
@@ -297,6 +311,8 @@ class _Salvage:
         try:
             whole = MemorySource(pa.py_buffer(data + trailer))
             reader = SegmentReader(whole, self._seq, "", staged=self._staged)
+            if not self._is_of(reader.label):
+                return None
             segment = OpenSegment(self._seq)
             for index in range(len(reader)):
                 segment.append(reader.encoded(index), reader.meta(index))

@@ -22,14 +22,14 @@ OUTSIDE: Final = 1_000_000
 """Numbers that nobody else puts."""
 
 ORDER: Final = (
-    "committing.py _turn",
-    "gate.py _lock",
+    "transaction/commit.py _turn",
+    "upkeep/maintenance_lock.py _lock",
     "subscriber/registry.py _membership",
     "subscriber/subscriber.py _writing",
-    "staging.py _lock",
+    "transaction/stage.py _lock",
     "wal/writer.py _turn",
-    "wal/active.py names",
-    "assembly.py lock",
+    "wal/log_files.py names",
+    "store/assembly.py lock",
     "subscriber/registry.py _lock",
     "subscriber/subscriber.py _lock",
 )
@@ -87,7 +87,10 @@ def test_one_order(
         if held not in place or (taken in place and place[taken] <= place[held])
     ]
     assert not backwards
-    assert {name for edge in watch.edges for name in edge} > {"gate.py _lock", "assembly.py lock"}
+    assert {name for edge in watch.edges for name in edge} > {
+        "upkeep/maintenance_lock.py _lock",
+        "store/assembly.py lock",
+    }
     graph: TopologicalSorter[str] = TopologicalSorter()
     for held, taken in watch.edges:
         graph.add(taken, held)

@@ -456,7 +456,7 @@ def test_when_a_drain_ends_poison_is_a_dead_letter(
         time.sleep(0.5)
         dead_letters(dead, poison)
 
-    monkeypatch.setattr(DeadLetters, "_bury", slowly)
+    monkeypatch.setattr(DeadLetters, "_deliver", slowly)
     assert deliveries_when_all_fail(stream, "fragile") == [1]
     assert drain(q.stream("t-dead"), "reader") == [0]
 

@@ -155,7 +155,7 @@ def test_a_kill_during_an_upgrade_leaves_the_stream_served(
             shutil.rmtree(place)
     settings = Settings.load(env={}, server__root=str(root), reserve=0)
     with monkeypatch.context() as patched:
-        patched.setattr(streams, "Stream", killed)
+        patched.setattr(streams, "ServedStream", killed)
         opened = streams.Streams(settings, SystemClock(), lambda poison: None)
         with pytest.raises(Killed), opened.use("bare"):
             pass
