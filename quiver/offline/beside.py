@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from quiver.clock import Clock
-from quiver.config import Config
 from quiver.disk.disk import Disk
 from quiver.errors import Damage, StateCorrupt, UnsupportedVersion
 from quiver.format.checked_json import decode_checked, decode_lines, encode_checked
@@ -91,6 +88,11 @@ def _unknown_settings(settings: Any) -> list[str]:
 
     Whether they agree with one another can't be told here: the server has defaults of its own.
     """
+    # Here, since most commands look at no settings, and the models take long to import.
+    from pydantic import ValidationError
+
+    from quiver.config import Config
+
     try:
         Config.model_validate(settings)
     except ValidationError as error:
