@@ -87,6 +87,34 @@ class Ledger:
         self._totals[f"{loss.reason}.bytes"] += loss.nbytes
         self._keep((*self._losses, loss), loss)
 
+    def name_also(self, segment_seq: int, lost: int, unfinished: Mapping[str, int]) -> None:
+        """Name in the rows for these bundles who needs them now, and did not when they were
+        written: they did not go then, and somebody came meanwhile.
+
+        Bitmaps, as in :mod:`quiver.recovery.losses`.  No bundle is counted again.
+        """
+        rows, left = list(self._losses), lost
+        for at, row in enumerate(rows):
+            if row.segment_seq != segment_seq or row.is_reject:
+                continue
+            bits = _bits(row) & left
+            left &= ~bits
+            needed = {
+                name: min((one & bits).bit_count(), row.bundles) for name, one in unfinished.items()
+            }
+            added = {
+                name: count - row.subscribers.get(name, 0)
+                for name, count in needed.items()
+                if count > row.subscribers.get(name, 0)
+            }
+            if added:
+                named = {name: needed[name] for name in added}
+                rows[at] = replace(row, subscribers={**row.subscribers, **named})
+                self._count_subscribers(replace(row, subscribers=added))
+                self.dirty = True
+        self._losses = tuple(rows)
+        self._show()
+
     def record_reject(self, subscriber: str, segment_seq: int, bits: int, at_ns: int) -> None:
         """Write down that a subscriber has refused these bundles of a segment, given as a bitmap.
 

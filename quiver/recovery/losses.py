@@ -23,7 +23,7 @@ def damage_losses(
     fates: Iterable[SegmentFate], found: Found, ledger: Ledger, at_ns: int
 ) -> Iterator[Loss]:
     """The ledger's new rows for what damage took: none for what all had finished, or what is
-    on record already."""
+    on record already.  Rows that are there name all who need their bundles now."""
     progress = found.basics.progress
     known = all(isinstance(one, Progress) for one in progress.values())
     for one in fates:
@@ -31,6 +31,7 @@ def damage_losses(
             continue
         unfinished = {name: left_of(entry, one.seq) for name, entry in progress.items()}
         on_record = ledger.indexes(one.seq)
+        ledger.name_also(one.seq, bits_of(one.lost) & on_record, unfinished)
         lost = bits_of(one.lost) & ~on_record
         info = found.files.infos.get(one.seq)
         whole = info is not None and lost.bit_count() == one.count

@@ -363,7 +363,7 @@ class _Recovery:
                 exact=loss.exact,
                 subscribers=dict(loss.subscribers),
             )
-        if fresh:
+        if ledger.dirty:
             state = replace(found.basics.known_state, adoption=None)
             data = encode_state(ledger.kept_in(state))
             self._guarded(lambda: self._disk.replace(STATE_NAME, data))

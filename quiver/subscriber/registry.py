@@ -206,16 +206,32 @@ class Registry:
                 subscriber.advance_open(before, self._open_segment)
 
     def drop_segment(
-        self, segment_seq: int, total: int, hide: Callable[[int], None]
-    ) -> dict[str, int]:
+        self,
+        segment_seq: int,
+        total: int,
+        hide: Callable[[int], None],
+        known: Mapping[str, int] | None = None,
+    ) -> dict[str, int] | None:
         """Retention gives this segment up: bundles dropped by subscriber, where any were.
+
+        ``None``, and nothing is done, if somebody needs a bundle that is not ``known`` (bitmaps
+        by subscriber): it came, or came back, after that was asked.
 
         Durable after the next :meth:`flush`; only then may the file be deleted.
         """
-        with self._lock:
+        with self._lock, ExitStack() as held:
+            states = {
+                one.name: held.enter_context(one.locked()) for one in self._subscribers.values()
+            }
+            if known is not None and any(
+                state.unfinished_in(segment_seq, total) & ~known.get(name, 0)
+                for name, state in states.items()
+            ):
+                return None
             hide(segment_seq)  # whoever registers now doesn't get it
-            subscribers = list(self._subscribers.values())
-        dropped = {one.name: one.drop_segment(segment_seq, total) for one in subscribers}
+            dropped = {
+                name: state.drop_segment(segment_seq, total) for name, state in states.items()
+            }
         return {name: count for name, count in dropped.items() if count}
 
     def drop_bundles(self, segment_seq: int, indexes: Collection[int]) -> None:

@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import TypeVar
 
 from quiver import metrics as m
-from quiver.errors import IoFault, StorageFull
+from quiver.errors import Damage, IoFault, NotFound, StorageFull
 from quiver.events import BUNDLES_LOST, DISK_FULL, DISK_RECOVERED, STORE_DEGRADED
 from quiver.format.floor import FLOOR_PATH, Floor, encode_floor
 from quiver.format.state import STATE_NAME, Checkpoint, Loss, encode_state
 from quiver.ingest.parts import Parts
 from quiver.record.key_runs import RUN_KEYS, KeyRuns
-from quiver.recovery.losses import loss_of
+from quiver.recovery.losses import loss_of, needed_of
 from quiver.segment.info import SegmentInfo, bundle_counts
 from quiver.upkeep.maintenance_lock import MaintenanceLock
 
@@ -165,25 +165,41 @@ class Records:
         """The row for bundles of a segment that are about to go: all, or those in a bitmap.
 
         ``None`` if every subscriber has finished them, durably, or they are on record already.
+        A row that is there names whoever came since; :meth:`record_loss` makes that durable, so
+        it is to be called also without a row.
         """
-        self.flush_progress()  # an outcome that a crash could take back must not count
-        parts, count = self._parts, info.bundle_count
+        count = info.bundle_count
         going = (1 << count) - 1 if lost is None else lost
-        return loss_of(
-            info.seq,
-            going & ~parts.ledger.indexes(info.seq),
-            parts.registry.unfinished_in(info.seq, count),
-            reason,
-            parts.clock.now_ns(),
-            info.nbytes if nbytes is None else nbytes,
+        return self.loss_in(
+            info.seq, count, going, reason, info.nbytes if nbytes is None else nbytes
         )
+
+    def loss_in(self, seq: int, count: int, going: int, reason: str, nbytes: int) -> Loss | None:
+        """As :meth:`loss_of`, for these of the ``count`` bundles of a segment without a file."""
+        self.flush_progress()  # an outcome that a crash could take back must not count
+        parts = self._parts
+        unfinished = parts.registry.unfinished_in(seq, count)
+        on_record = parts.ledger.indexes(seq) & going
+        if on_record & needed_of(going, unfinished.values()):
+            # Nobody who came later was owed what had left its place empty by then.
+            parts.ledger.name_also(seq, on_record & ~self._empty_places(seq), unfinished)
+        return loss_of(seq, going & ~on_record, unfinished, reason, parts.clock.now_ns(), nbytes)
+
+    def _empty_places(self, seq: int) -> int:
+        """The bundles of a segment that were lost before its file was written, as a bitmap."""
+        try:
+            reader = self._parts.segments.reader(seq)
+            return sum(1 << index for index in range(reader.visible) if reader.meta(index).lost)
+        except (Damage, NotFound):
+            return 0
 
     def record_loss(self, *losses: Loss, problem: str | None = None) -> None:
         """Put on record that bundles are about to go unread, durably: the only way to.
 
         With a ``problem`` it is damage, and the store is degraded; without, a policy's doing.
         A crash before it is carried out leaves a row for a loss that may not come about; the
-        other way round, one would come about that is not on record.
+        other way round, one would come about that is not on record.  Without losses, what an
+        earlier try could not write is written.
         """
         parts = self._parts
         for loss in losses:

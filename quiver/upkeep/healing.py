@@ -141,15 +141,20 @@ class Healing:
         self._move(seq, damage)
 
     def _record(self, loss: Loss | None, info: SegmentInfo, damage: SegmentDamage) -> None:
-        """Put it on record, or say that nobody needed what is lost."""
+        """Put it on record, if it is not, or say that nobody needed what is lost."""
         if loss is not None:
             lost = f"{loss.bundles:,} of the {info.bundle_count:,} bundles of segment {info.seq}"
             self._records.record_loss(loss, problem=f"lost {lost}: {damage.message}")
-            return
-        self._parts.log.warning(SEGMENT_RECLAIMED, segment=info.seq)
-        self._records.note(
-            f"segment {info.seq} is damaged; every subscriber had finished what is lost of it"
-        )
+        elif info.seq in self._parts.ledger:
+            # By a try that a crash or a full disk has ended: perhaps only memory has the row.
+            self._records.record_loss(
+                problem=f"segment {info.seq} is damaged; what somebody needed of it is on record"
+            )
+        else:
+            self._parts.log.warning(SEGMENT_RECLAIMED, segment=info.seq)
+            self._records.note(
+                f"segment {info.seq} is damaged; every subscriber had finished what is lost of it"
+            )
 
     def _move(self, seq: int, damage: SegmentDamage) -> None:
         """Move the damaged file to quarantine, if it is there at all."""

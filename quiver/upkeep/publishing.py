@@ -20,7 +20,6 @@ from quiver.events import SEGMENT_REBUILT
 from quiver.format.wal.commit import Commit, CommittedFile
 from quiver.ingest.parts import Parts
 from quiver.record.ledger import DAMAGED
-from quiver.recovery.losses import loss_of
 from quiver.segment.info import SegmentInfo, segment_path
 from quiver.segment.salvage import Salvaged, salvage, salvage_staged
 from quiver.segment.staged_file import publish_commit
@@ -93,19 +92,14 @@ class Publishing:
         return info
 
     def _record(self, seq: int, file: CommittedFile, lost: Sequence[int], damage: Damage) -> None:
-        parts, whole = self._parts, len(lost) == file.bundles
-        self._records.flush_progress()  # an outcome that a crash could take back must not count
-        loss = loss_of(
-            seq,
-            sum(1 << index for index in lost) & ~parts.ledger.indexes(seq),
-            parts.registry.unfinished_in(seq, file.bundles),
-            DAMAGED,
-            parts.clock.now_ns(),
-            file.nbytes if whole else 0,
+        bits, whole = sum(1 << index for index in lost), len(lost) == file.bundles
+        nbytes = file.nbytes if whole else 0
+        loss = self._records.loss_in(seq, file.bundles, bits, DAMAGED, nbytes)
+        if loss is None:
+            self._records.record_loss()
+            return
+        self._records.record_loss(
+            loss,
+            problem=f"lost {loss.bundles:,} of the {file.bundles:,} bundles of segment {seq},"
+            f" damaged before it was one: {damage.message}",
         )
-        if loss is not None:
-            self._records.record_loss(
-                loss,
-                problem=f"lost {loss.bundles:,} of the {file.bundles:,} bundles of segment {seq},"
-                f" damaged before it was one: {damage.message}",
-            )

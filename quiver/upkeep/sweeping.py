@@ -10,6 +10,7 @@ crash can interrupt anywhere.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quiver import metrics as m
@@ -40,6 +41,7 @@ class Sweeping:
         self._records = records
         self._finished_at: dict[int, int] = {}
         self._leaving: list[Eviction] = []  # gone, and the floor doesn't say so yet
+        self._on_record: dict[int, Mapping[str, int]] = {}  # who loses what, as the ledger has it
         self.evictable = 0
         """Bytes that could go if they had to, as of the last sweep."""
         self.last_sweep = parts.clock.monotonic()
@@ -63,6 +65,7 @@ class Sweeping:
                 cap=None if marks is None else marks.soft,
                 need=need,
             )
+            self._on_record.clear()
             self._carry_out(decided.evictions)
             done = self._let_go()
             freed = 0
@@ -120,6 +123,10 @@ class Sweeping:
     def _put_on_record(self, evictions: list[Eviction]) -> None:
         """Write down, durably, what somebody is about to lose."""
         infos = {one.seq: self._parts.segments.info(one.seq) for one in evictions}
+        for info in infos.values():
+            if info is not None:
+                unfinished = self._parts.registry.unfinished_in(info.seq, info.bundle_count)
+                self._on_record[info.seq] = unfinished
         self._records.record_loss(
             *(
                 loss
@@ -145,9 +152,15 @@ class Sweeping:
         return done
 
     def _drop(self, eviction: Eviction, bundles: int) -> None:
-        """Give up what is left of a segment, for everyone."""
-        parts, reason = self._parts, str(eviction.ground)
-        counts = parts.registry.drop_segment(eviction.seq, bundles, parts.segments.hidden)
+        """Give up what is left of a segment, for everyone: also for who comes while that is put
+        on record."""
+        parts, seq, reason = self._parts, eviction.seq, str(eviction.ground)
+        hide, counts = parts.segments.hidden, None
+        while counts is None:
+            known = self._on_record.pop(seq, None)
+            counts = parts.registry.drop_segment(seq, bundles, hide, known)
+            if counts is None:
+                self._put_on_record([eviction])
         parts.log.warning(
             SEGMENT_DROPPED,
             segment=eviction.seq,

@@ -17,7 +17,9 @@ from quiver.metrics import LEDGER_BUNDLES, SUBSCRIBER_DROPPED, SUBSCRIBER_LOST
 from quiver.offline.dump import dump
 from quiver.offline.mend import mend
 from quiver.offline.verify import verify
-from tests.support.faulty import Fault, FaultyDisk
+from quiver.upkeep.retention import Eviction
+from quiver.upkeep.sweeping import Sweeping
+from tests.support.faulty import FOREVER, Fault, FaultyDisk
 from tests.support.memory_disk import MemoryDisk
 from tests.support.stores import World, batch, flipped
 
@@ -403,3 +405,100 @@ def test_a_log_whose_end_is_gone_is_bounded_by_its_size() -> None:
     assert loss.bundles >= 2
     assert not loss.exact
     assert dict(loss.subscribers) == {"idle": loss.bundles}
+
+
+def test_who_came_after_a_row_was_written_is_in_it() -> None:
+    """Scenario: a drop by age is on record and fails behind that; a crash, another subscriber
+    comes, and the drop is carried out. Guarantee: the row names both, as do their
+    metrics, and each bundle is counted once."""
+    world = World(retention={"max_retain_after_ingestion_hours": 1})
+    world.store.subscribe("early")
+    world.sealed(1, 2)
+    world.clock.advance(3700)
+    world.faulty.arm(Fault(0, errno.EIO, ops=frozenset({"rename"}), under="quiver.sub."))
+    with pytest.raises(QuiverError):
+        world.store.maintain()
+    world.faulty.heal()
+    [row] = world.store.losses
+    assert dict(row.subscribers) == {"early": 2}
+    world.kill()
+    world.store.subscribe("late")
+    world.store.maintain()
+    assert not world.store.segments()
+    for store in (world.store, world.kill()):
+        [row] = store.losses
+        assert (row.bundles, dict(row.subscribers)) == (2, {"early": 2, "late": 2})
+        assert store.status().loss_totals["time.bundles"] == 2
+        late = store.metrics.counter(SUBSCRIBER_DROPPED, subscriber="late", reason="time")
+        assert late.value == 2
+
+
+def test_who_comes_while_a_row_is_written_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenario: a subscriber comes between the record of a drop and the drop. Guarantee: the row
+    names it too."""
+    world = World(retention={"max_retain_after_ingestion_hours": 1})
+    world.store.subscribe("early")
+    world.sealed(1, 2)
+    world.clock.advance(3700)
+    original = Sweeping._put_on_record
+
+    def then_come(self: Sweeping, evictions: list[Eviction]) -> None:
+        original(self, evictions)
+        world.store.subscribe("late")
+
+    monkeypatch.setattr(Sweeping, "_put_on_record", then_come)
+    world.store.maintain()
+    assert not world.store.segments()
+    [row] = world.kill().losses
+    assert (row.bundles, dict(row.subscribers)) == (2, {"early": 2, "late": 2})
+
+
+def rotten() -> World:
+    """A subscriber needs three bundles, and the second can't be read any more."""
+    world = closed({"a": ()})
+    message = batch(2).serialize().to_pybytes()
+    world.change(FIRST, lambda data: flipped(data, data.index(message) + len(message) // 2))
+    world.open()
+    return world
+
+
+def test_a_row_that_could_not_be_written_is_written_before_the_loss_is_carried_out() -> None:
+    """Scenario: a bundle is found damaged, its row does not fit the disk, and it is read again.
+    Guarantee: the row is durable before the subscriber's file says that the bundle is gone."""
+    world = rotten()
+    world.faulty.arm(Fault(0, errno.ENOSPC, times=FOREVER, under="quiver.state"))
+    with pytest.raises(QuiverError):
+        world.store.read((0, 1))
+    world.faulty.heal()
+    with pytest.raises(BundleGone):
+        world.store.read((0, 1))
+    assert not any("had finished" in problem for problem in world.store.status().problems)
+    store = world.kill()
+    [row] = store.losses
+    assert (row.indexes, dict(row.subscribers)) == (((1, 2),), {"a": 1})
+    assert store.status().loss_totals["damaged.bundles"] == 1
+
+
+@pytest.mark.parametrize("carried_out", [True, False])
+def test_who_comes_after_damage_is_named_as_long_as_it_was_owed(carried_out: bool) -> None:
+    """Scenario: damage is on record, and its segment is written again or that failed; another
+    subscriber comes, and the segment is dropped by age. Guarantee: the damage's row names the
+    newcomer only if the bundle's place was not empty yet when it came."""
+    world = rotten()
+    if not carried_out:
+        world.faulty.arm(Fault(0, errno.EIO, ops=frozenset({"rename"}), under="quiver.sub."))
+    with pytest.raises(QuiverError):
+        world.store.read((0, 1))
+    world.faulty.heal()
+    if carried_out:
+        world.store.flush()
+    world.kill(retention={"max_retain_after_ingestion_hours": 1})
+    world.store.subscribe("late")
+    world.clock.advance(3700)
+    world.store.maintain()
+    rows = [row for row in world.store.losses if row.segment_seq == 0]
+    damage = [dict(row.subscribers) for row in rows if row.reason == "damaged"]
+    assert damage == [{"a": 1} if carried_out else {"a": 1, "late": 1}]
+    assert [(row.bundles, dict(row.subscribers)) for row in rows if row.reason == "time"] == [
+        (2, {"a": 2, "late": 2})
+    ]
