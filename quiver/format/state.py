@@ -116,6 +116,8 @@ class Loss:
     Empty: nothing tells which ones, and not all."""
     exact: bool = True
     """False: ``bundles`` is an upper bound."""
+    sequence: int | None = None
+    """Where nothing tells which bundles: the first sequence of the log's damaged stretch."""
 
     @property
     def is_reject(self) -> bool:
@@ -236,7 +238,7 @@ def _count_rows(counts: Mapping[int, int]) -> list[dict[str, Any]]:
 
 
 def _loss_row(loss: Loss) -> dict[str, Any]:
-    return {
+    row = {
         "segment": loss.segment_seq,
         "bundles": loss.indexes,
         "count": loss.bundles,
@@ -246,6 +248,7 @@ def _loss_row(loss: Loss) -> dict[str, Any]:
         "at_ns": loss.at_ns,
         "subscribers": dict(loss.subscribers),
     }
+    return row if loss.sequence is None else {**row, "sequence": loss.sequence}
 
 
 def decode_state(data: bytes) -> Checkpoint:
@@ -326,6 +329,7 @@ def _loss(row: dict[str, Any]) -> Loss:
         subscribers=_counts(row["subscribers"]),
         indexes=None if bundles is None else tuple(_range(pair) for pair in _of(list, bundles)),
         exact=_of(bool, row["exact"]),
+        sequence=_of(int, row["sequence"]) if "sequence" in row else None,
     )
 
 

@@ -199,8 +199,10 @@ class _Mending:
             seq = max((ref.segment_seq for ref in lost.refs), default=max([0, *self._live()]))
             count = max(0, (lost.bundles or 0) - len(lost.refs))
             waiting = dict.fromkeys(self._basics.progress, count) if count else {}
-            row = Loss(seq, count, 0, DAMAGED, now, waiting, indexes=(), exact=False)
-            # One that a repair recorded before it was interrupted is not counted again.
+            first = None if lost.sequences is None else lost.sequences[0]
+            row = Loss(seq, count, 0, DAMAGED, now, waiting, (), exact=False, sequence=first)
+            # One that a repair recorded before it was interrupted is not counted again; one that
+            # only looks alike has another sequence.
             if all(replace(one, at_ns=now) != row for one in self._ledger.losses):
                 yield row
 

@@ -340,30 +340,43 @@ class World:
 
     def repeat(self, put: Put) -> None:
         """Send a bundle again, with its key."""
-        store = self._open_store()
+        store, facts = self._open_store(), self.facts
         lost = put.ref is not None and self.is_lost(put.ref)
-        released = self.facts.may_be_released(put)
-        if lost:
-            self.facts.resent.add(put.number)  # also if the process ends before it is answered
+        # Lost as well, but no row can name it: then its key may have gone with it.
+        unnamed = not lost and put.ref in facts.unnamed
+        released = facts.may_be_released(put)
+        again = facts.resent if lost or unnamed else facts.doubled
+        noted = put.number in again
+        if lost or unnamed or put.number in facts.keys_doubtful:
+            again.add(put.number)  # also if the process ends before it is answered
         try:
             receipt = store.put(put.slots, key=put.key).wait()
         except NOT_NOW:
             return
         except KeyConflict as error:
             raise Violation("keys_kept", f"put {put.number} conflicts with itself") from error
+        if receipt.duplicate and not noted:
+            again.discard(put.number)
         if put.state != "durable":
             self._settle_repeat(put, receipt)
-            return
-        if lost:
-            if receipt.duplicate or receipt.ref == put.ref:
-                raise Violation(
-                    "lost_can_be_sent_again",
-                    f"put {put.number} ({put.ref}) is on record as lost; sent again it was"
-                    f" answered with {receipt.ref}, duplicate: {receipt.duplicate}",
-                )
-            self._settle_repeat(put, receipt)
-            self.facts.touched.discard(put.number)
-            return
+        elif lost or (unnamed and not receipt.duplicate):
+            self._check_sent_again(put, receipt)
+        else:
+            self._check_duplicate(put, receipt, released=released)
+
+    def _check_sent_again(self, put: Put, receipt: Receipt) -> None:
+        """A repeat of a lost bundle is stored, and has a ref of its own."""
+        if receipt.duplicate or receipt.ref == put.ref:
+            raise Violation(
+                "lost_can_be_sent_again",
+                f"put {put.number} ({put.ref}) is on record as lost; sent again it was"
+                f" answered with {receipt.ref}, duplicate: {receipt.duplicate}",
+            )
+        self._settle_repeat(put, receipt)
+        self.facts.touched.discard(put.number)
+
+    def _check_duplicate(self, put: Put, receipt: Receipt, *, released: bool) -> None:
+        """A repeat of any other is a duplicate of it, unless damage took its key."""
         if not receipt.duplicate and put.number not in self.facts.keys_doubtful:
             raise Violation(
                 "keys_kept",
@@ -373,8 +386,6 @@ class World:
         moved = receipt.ref != put.ref and put.number not in self.facts.doubled
         if receipt.duplicate and moved:
             raise Violation("keys_kept", f"{put.number} is {put.ref}, the repeat {receipt.ref}")
-        if not receipt.duplicate:
-            self.facts.doubled.add(put.number)
 
     def _settle_repeat(self, put: Put, receipt: Receipt) -> None:
         if put.state == "durable" and put.ref is not None:
