@@ -77,7 +77,7 @@ from quiver.recovery.survey import Basics, Findings, SegmentFiles, survey
 from quiver.segment.info import SEGMENTS, SegmentInfo, bundle_counts, segment_path
 from quiver.segment.segments import Free, Segments
 from quiver.segment.stage_table import StageTable
-from quiver.segment.staged_file import StageFile, publish_commit
+from quiver.segment.staged_file import publish_commit
 from quiver.segment.writer import write_segment
 from quiver.subscriber.registry import Registry
 from quiver.wal.contents import LogEntry, LogStart
@@ -213,6 +213,9 @@ class _Recovery:
         transactions = self._transactions(found)
         max_stages = self._config.transactions.max_stages
         restaged = restage(self._disk, self._segments, found, transactions, max_stages)
+        # Only of stages that are kept: an open must find again what the one before it found.
+        for name, slot in restaged.named:
+            self._slots.recall(name, slot)
         for slot in restaged.unnamed:
             self._slots.use(slot)
         if self._without_log:
@@ -504,7 +507,8 @@ class _Recovery:
         """Names come with the log; without one, with the segments themselves.
 
         The entry that named a slot may have been cut off the log, and an id that data is kept
-        under must not be given to another name: so segments and staged files are asked as well.
+        under must not be given to another name: so segments are asked as well, and, once it is
+        known which are kept, staged files.
         """
         known = {**found.basics.known_state.slots, **found.replay.names}
         if self._had_no_log(found):
@@ -523,8 +527,8 @@ class _Recovery:
 
     def _named_files(
         self, found: Findings[Replay], fates: Mapping[int, SegmentFate]
-    ) -> Iterator[SegmentInfo | StageFile]:
-        """All files that say which slots they hold, committed ones first."""
+    ) -> Iterator[SegmentInfo]:
+        """All committed files that say which slots they hold."""
         yield from self._segments.infos()
         for seq in sorted(found.files.damaged.keys() & fates.keys()):
             info = found.files.known_info(seq)
@@ -534,9 +538,6 @@ class _Recovery:
             info = waiting.info or found.files.known_info(seq)
             if info is not None:
                 yield info
-        for stage in found.stages.files.values():
-            if isinstance(stage, StageFile):
-                yield stage
 
     def _had_no_log(self, found: Findings[Replay]) -> bool:
         """Whether keys and names may be in segments alone: there is no log, or was none."""

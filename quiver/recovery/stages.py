@@ -103,6 +103,8 @@ class Restaged:
     table: StageTable
     commits: tuple[Commit, ...] = ()
     """Committed, and not segments yet."""
+    named: tuple[tuple[str, int], ...] = ()
+    """Names and ids of the slots that staged files hold."""
     unnamed: set[int] = field(default_factory=set)
     """Slots that staged files use by number."""
     problems: tuple[str, ...] = ()
@@ -132,7 +134,10 @@ def restage(
     for seq, size in expected.items():
         table.expect(seq, size, found=True)
     unnamed |= {slot for one in kept for file in one.files for slot in file.unnamed}
-    return Restaged(table, tuple(commits), unnamed, tuple(restaging.problems), expected)
+    named = sorted({named for one in kept for file in one.files for named in file.slots})
+    return Restaged(
+        table, tuple(commits), tuple(named), unnamed, tuple(restaging.problems), expected
+    )
 
 
 class _Restaging:

@@ -72,7 +72,7 @@ def recovered_is_not_waited_for() -> AbstractContextManager[Any]:
     return instead(Segments, "_not_in_file", not_in_file)
 
 
-@mutant("row reserved", "commits", by=("goes_on",))
+@mutant("row reserved", "commits", by=("goes_on", "durable_present"))
 def reserved_numbers_given_out() -> AbstractContextManager[Any]:
     """The next segment gets a number that a commit has reserved."""
     original = Segments.reserved
