@@ -18,7 +18,7 @@ from quiver.format.record import BundleMeta, EncodedSlot
 from quiver.ids import BundleRef
 from quiver.offline.index import LogPlace
 from quiver.offline.look import Look
-from quiver.recovery.consistency import missing_from_log
+from quiver.recovery.consistency import LET_GO, is_let_go, missing_from_log
 from quiver.recovery.fates import Fate, SegmentFate, is_deleted, judge_all, was_sealed
 from quiver.recovery.losses import bits_of, left_of, needed_of
 from quiver.recovery.replay import Content, encoded_slots, entry_meta
@@ -287,6 +287,10 @@ class OwnTaking(Taking):
 
     def _lost_in_log(self) -> set[BundleRef]:
         blamed: set[BundleRef] = set()
+        if is_let_go(self.found):
+            file = self.found.log.files[0].path
+            self.result.lost.append(LostBundle(file, LET_GO, bundles=0))
+            return blamed
         known = self.found.log.damage
         # With damage in the log, that explains why its end is missing.
         missing = [one for one in missing_from_log(self.found) if not (known and one.offset)]

@@ -3,11 +3,13 @@
 In this order, each step durable before the next, so that a crash in between leaves
 something that a second repair ends the same way::
 
-    losses on record → damaged files set aside → segments → progress → checkpoint → floor
+    losses on record → damaged files set aside → segments → progress → floor → checkpoint
         → log set aside
 
 The losses come first: nothing is given up before the ledger says so.  The floor comes
-before the log goes: from then on nothing asks the log any more.
+before the log goes, and says that it goes: from then on nothing asks the log any more, and
+a second repair only ends what is left to do.  It comes before the checkpoint, which is then
+ahead of the log; but for a log of the Rust crate, whose adoption the checkpoint ends first.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from quiver.format.state import (
     MAX_COUNTS,
     STATE_NAME,
     Adoption,
+    Gap,
     Loss,
     encode_state,
     index_ranges,
@@ -47,7 +50,7 @@ from quiver.recovery.consistency import known_sequence
 from quiver.recovery.fates import SegmentFate, is_deleted, transaction_of
 from quiver.recovery.losses import damage_losses, left_of, left_or_dropped, needed_of
 from quiver.recovery.replay import build_segment, entry_meta, key_of
-from quiver.segment.info import SEGMENTS, segment_path
+from quiver.segment.info import SEGMENTS, SUFFIX, parse_name, segment_path
 from quiver.segment.open_segment import OpenSegment
 from quiver.segment.segments import floor_of
 from quiver.segment.staged_file import publish_stage
@@ -58,6 +61,8 @@ from quiver.wal.files import CURSOR, DIRECTORY, NEW, SPARE, log_names
 NUMBERS_SKIPPED: Final = 1024
 """Segment numbers passed over when nobody knows which were given out last."""
 SEQUENCES_SKIPPED: Final = 1 << 20
+REPAIRED: Final = "repaired"
+"""The reason of the gap in which the checkpoint keeps the first number after a repair."""
 MAX_KEYS: Final = 10_000_000
 """Keys that are kept, the newest: as many as the widest window that can be configured has."""
 
@@ -107,8 +112,13 @@ class _Mending:
         for path in plan.staged_damage:
             self._move_aside(path)
         self._keep_progress()
-        self._keep_state(self._next_sequence(), adoption=None)
-        self._keep_floor()
+        following = self._following()
+        if plan.found.foreign:
+            self._keep_last_state(following)
+            self._keep_floor(following)
+        else:
+            self._keep_floor(following)
+            self._keep_last_state(following)
         if plan.set_log_aside:
             self._set_log_aside()
         elif isinstance(self._basics.cursor, QuiverError):
@@ -201,9 +211,10 @@ class _Mending:
             waiting = dict.fromkeys(self._basics.progress, count) if count else {}
             first = None if lost.sequences is None else lost.sequences[0]
             row = Loss(seq, count, 0, DAMAGED, now, waiting, (), exact=False, sequence=first)
-            # One that a repair recorded before it was interrupted is not counted again; one that
-            # only looks alike has another sequence.
-            if all(replace(one, at_ns=now) != row for one in self._ledger.losses):
+            # One that a repair recorded before it was interrupted is not counted again, also if
+            # segments that it wrote account for some of it now; one that only looks alike has
+            # another sequence.
+            if not any(_includes(one, row) for one in self._ledger.losses):
                 yield row
 
     def _forgotten_losses(self, now: int) -> Iterator[Loss]:
@@ -272,7 +283,13 @@ class _Mending:
 
     # Small files
 
-    def _keep_state(self, through: int, adoption: Adoption | None) -> None:
+    def _keep_last_state(self, following: int) -> None:
+        """The checkpoint to go on with."""
+        self._keep_state(self._next_sequence(), adoption=None, following=following)
+
+    def _keep_state(
+        self, through: int, adoption: Adoption | None, following: int | None = None
+    ) -> None:
         """The checkpoint, with the losses, and what only the old log knew."""
         found, state = self._plan.found, self._basics.known_state
         last = [held.ingestion_ts_ns or 0 for held in self._plan.inventory.bundles[-1:]]
@@ -287,6 +304,7 @@ class _Mending:
             keys=KeyRuns(self._disk, ()).cover(self._keys),
             window=(),
             bundle_counts=self._bundle_counts(),
+            gaps=state.gaps if following is None else _used_up(state.gaps, following),
             transactions=committed_versions(
                 state.transactions, found.replay.commits, self._plan.infos.values()
             ),
@@ -299,7 +317,8 @@ class _Mending:
         """Behind every sequence that was durable once."""
         found = self._plan.found
         known = known_sequence(self._basics, found.files.infos.values())
-        return max(known, found.log.next_sequence)
+        # What an interrupted repair decided; else the log begins there, or later.
+        return max(known, found.log.next_sequence, self._basics.known_floor.log_first)
 
     def _next_sequence(self) -> int:
         log = self._plan.found.log
@@ -307,15 +326,35 @@ class _Mending:
             return min(self._known, log.next_sequence) if log.files else self._known
         return self._known + SEQUENCES_SKIPPED
 
-    def _keep_floor(self) -> None:
+    def _following(self) -> int:
+        """A segment number above every one that was ever given out."""
+        plan = self._plan
+        used = [*self._live(), *plan.readable]
+        if plan.rebuild_floor is not None:
+            used += self._mentioned()
+        following = plan.found.first_free_segment(used)
+        guess = plan.set_log_aside or plan.rebuild_floor is not None
+        return following + NUMBERS_SKIPPED if guess else following
+
+    def _mentioned(self) -> Iterator[int]:
+        """Numbers of segments that may be gone, wherever one is still named."""
+        state = self._basics.known_state
+        yield from state.bundle_counts
+        yield from (loss.segment_seq for loss in self._ledger.losses)
+        yield from (one.segments[1] - 1 for one in state.older_losses)
+        yield from (one.first_segment + one.segments - 1 for one in state.transactions)
+        yield from (record.ref.segment_seq for record in self._keys)
+        for name in self._disk.listdir(quarantine.QUARANTINE):
+            seq = parse_name(name[: name.find(SUFFIX) + len(SUFFIX)])
+            if seq is not None:
+                yield seq
+
+    def _keep_floor(self, following: int) -> None:
         plan = self._plan
         if plan.rebuild_floor is not None:
             self._copy_aside(FLOOR_PATH)
         live = self._live()
         unsealed = set() if plan.set_log_aside else self._unsealed()
-        following = plan.found.first_free_segment([*live, *plan.readable])
-        if plan.set_log_aside or plan.rebuild_floor is not None:
-            following += NUMBERS_SKIPPED
         files = plan.found.log.files
         has_log = bool(files) and not plan.set_log_aside
         first = files[0].header.first_sequence if has_log else self._next_sequence()
@@ -397,6 +436,24 @@ class _Mending:
             if place.ref is not None and place.sequence >= through:
                 with suppress(Damage):
                     yield from _key(entry_meta(place.bundle()), place.ref)
+
+
+def _includes(one: Loss, row: Loss) -> bool:
+    """Whether a row stands for the same stretch of the log, and for as much of it or more."""
+    same = replace(one, at_ns=row.at_ns) == row
+    return same or (
+        row.sequence is not None
+        and (one.sequence, one.reason, one.indexes) == (row.sequence, row.reason, row.indexes)
+        and one.bundles >= row.bundles
+    )
+
+
+def _used_up(gaps: tuple[Gap, ...], following: int) -> tuple[Gap, ...]:
+    """With the number that a repair goes on with: numbers it passes over, or whose bundles are
+    lost, are in the floor only, and that may be damaged next.  The range is empty, since nothing
+    is known of the numbers below."""
+    others = (gap for gap in gaps if gap.reason != REPAIRED)
+    return (*others, Gap((0, 0), (following, following), REPAIRED))
 
 
 def _key(meta: BundleMeta, ref: BundleRef) -> Iterator[KeyRecord]:

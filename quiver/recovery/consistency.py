@@ -9,6 +9,7 @@ must go.  None of the following is a state that a crash can leave.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 from quiver.errors import Damage, StateCorrupt, WalCorrupt
 from quiver.format.floor import FLOOR_PATH
@@ -20,6 +21,8 @@ from quiver.segment.info import SegmentInfo
 from quiver.wal.contents import LogDamage
 from quiver.wal.files import ACTIVE
 from quiver.wal.reader import behind_gaps
+
+LET_GO: Final = "a repair was interrupted while it set the log aside"
 
 
 def contradictions(found: Found, fates: Mapping[int, SegmentFate]) -> Iterator[Damage]:
@@ -39,6 +42,9 @@ def contradictions(found: Found, fates: Mapping[int, SegmentFate]) -> Iterator[D
             yield _missing(FLOOR_PATH, witness)
     elif basics.known_floor.has_state and basics.state is None:
         yield _missing(STATE_NAME, "one was written")
+    if is_let_go(found):
+        yield _short_log(f"{LET_GO}.", found.log.files[0].path)
+        return
     for gone in missing_from_log(found):
         until = "on" if gone.until is None else f"to {gone.until - 1:,}"
         what = f"{gone.reason}: entries from sequence {gone.sequence:,} {until} were durable."
@@ -64,6 +70,17 @@ def _needs_floor(found: Found) -> str | None:
     return None if basics.state is None else "a checkpoint is there"
 
 
+def is_let_go(found: Found) -> bool:
+    """Whether what is left of the log is what a repair had still to set aside.
+
+    The floor says that there is no log, and that the next one begins behind this one: all that
+    could be read of it is in segments, the rest on record.
+    """
+    floor, files = found.basics.known_floor, found.log.files
+    first = files[0].header.first_sequence if files and not found.log.foreign else None
+    return first is not None and not floor.has_log and first < floor.log_first
+
+
 def missing_from_log(found: Found) -> Iterator[LogDamage]:
     """Whole files that are gone leave no bad checksum: others have to vouch for them.
 
@@ -71,7 +88,7 @@ def missing_from_log(found: Found) -> Iterator[LogDamage]:
     the checkpoint holds was synced in the log before.
     """
     floor, log = found.basics.known_floor, found.log
-    if found.newer or log.foreign:
+    if found.newer or log.foreign or is_let_go(found):
         return
     if not log.files:
         if floor.has_log:
