@@ -8,6 +8,7 @@ a subclass decides what is kept of a bundle: :class:`Replay` keeps the bundle it
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TypeAlias
 
@@ -106,7 +107,7 @@ def build_segment(
     return segment
 
 
-class LogVisitor:
+class LogVisitor(ABC):
     """Visits each sound entry of a log, in order."""
 
     def __init__(self) -> None:
@@ -145,22 +146,22 @@ class LogVisitor:
         self.names[name] = slot
         self._named |= 1 << slot
 
+    @abstractmethod
     def take(self, entry: LogEntry, ref: BundleRef | None) -> None:
         """A bundle's entry. ``ref`` is ``None`` in a log of the Rust crate."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def numbers(self) -> Collection[int]:
         """Segments of which a bundle was kept."""
-        raise NotImplementedError
 
+    @abstractmethod
     def indexes(self, seq: int) -> Collection[int]:
         """Which bundles of a segment were kept."""
-        raise NotImplementedError
 
+    @abstractmethod
     def content(self, seq: int, index: int) -> Content:
         """One of them."""
-        raise NotImplementedError
 
 
 class Replay(LogVisitor):
